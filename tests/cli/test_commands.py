@@ -1,0 +1,72 @@
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from router.cli import COMMANDS, run
+
+
+def mmrouter(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "router", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    for name, command in COMMANDS.items():
+        assert f"  {name}" in text
+        assert command.summary in text
+
+
+def test_version_is_the_distribution_s(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"mmrouter {version('mmrouter')}\n"
+
+
+def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 2
+    assert "serve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "hint"), [("helth", "did you mean 'health'?"), ("zzz", "choose from serve")]
+)
+def test_unknown_command_gets_a_hint(
+    typed: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([typed]) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_unknown_flag_before_the_command_is_a_usage_error() -> None:
+    assert run(["--nonsense", "health"]) == 2
+
+
+def test_a_command_s_help_exits_with_zero() -> None:
+    assert run(["health", "--help"]) == 0
+
+
+def test_python_m_router_is_the_command() -> None:
+    result = mmrouter("--version")
+    assert result.returncode == 0
+    assert result.stdout.startswith("mmrouter ")
+
+
+def test_only_the_chosen_command_is_imported() -> None:
+    code = """
+import sys
+from router.cli import run
+assert run(["health", "--help"]) == 0
+loaded = {name.partition(".")[0] for name in sys.modules}
+heavy = loaded & {"numpy", "cv2", "pydantic", "numba", "aiohttp", "PIL", "tokenizers", "jinja2"}
+commands = {m for m in sys.modules if m.startswith("router.cli.")}
+assert not heavy, heavy
+assert commands == {"router.cli.health", "router.cli.connection"}, commands
+assert "router.wire" not in sys.modules
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.returncode == 0, result.stderr
