@@ -8,7 +8,6 @@ it must not pay for the libraries of its neighbours. Each command module has
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -43,6 +42,8 @@ def run(argv: Sequence[str]) -> int:
     if argv and argv[0] in COMMANDS:
         return _run_command(COMMANDS[argv[0]], argv)
     if argv and not argv[0].startswith("-"):
+        import difflib
+
         close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(COMMANDS)}"
         sys.stderr.write(f"{PROGRAM}: no command {argv[0]!r}; {hint}\n")

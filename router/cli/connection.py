@@ -23,14 +23,8 @@ class Connection:
     credentials: grpc.ChannelCredentials | None
     options: tuple[tuple[str, str | int], ...]
 
-    def open(self) -> grpc.Channel:
-        """A blocking channel; the caller closes it."""
-        if self.credentials is None:
-            return grpc.insecure_channel(self.target, self.options)
-        return grpc.secure_channel(self.target, self.credentials, self.options)
-
-    def open_async(self) -> grpc.aio.Channel:
-        """An asyncio channel; the caller closes it."""
+    def open(self) -> grpc.aio.Channel:
+        """A channel of the running loop; the caller closes it."""
         if self.credentials is None:
             return grpc.aio.insecure_channel(self.target, self.options)
         return grpc.aio.secure_channel(self.target, self.credentials, self.options)

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 SERVICE = "vllm.grpc.engine.VllmEngine"
-Status = health_pb2.HealthCheckResponse.ServingStatus
+Status = health_pb2.HealthCheckResponse
 
 
 def probe(*args: str) -> subprocess.CompletedProcess[str]:
@@ -42,7 +42,7 @@ def server_on(
         server.stop(grace=None).wait()
 
 
-def standing(statuses: dict[str, Status]) -> Callable[[grpc.Server], None]:
+def standing(statuses: dict[str, int]) -> Callable[[grpc.Server], None]:
     def register(server: grpc.Server) -> None:
         servicer = health.HealthServicer()
         for service, status in statuses.items():
