@@ -6,6 +6,7 @@ read under limits: size packed and unpacked, number of members, plain names.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import zipfile
@@ -29,12 +30,13 @@ class BundleError(ValueError):
 
 @dataclass(frozen=True)
 class TokenizerBundle:
-    """The archive's members by base name.
+    """The archive's members by base name, and the archive as it came.
 
     `sha256` (hex) is of the packed archive and identifies the bundle.
     """
 
     files: Mapping[str, bytes] = field(repr=False)
+    archive: bytes = field(repr=False)
     sha256: str
 
     @classmethod
@@ -49,7 +51,7 @@ class TokenizerBundle:
             raise BundleError("the archive is damaged") from error
         except RuntimeError as error:  # an encrypted member
             raise BundleError("the archive has a member that cannot be read") from error
-        return cls(files=files, sha256=hashlib.sha256(data).hexdigest())
+        return cls(files=files, archive=data, sha256=hashlib.sha256(data).hexdigest())
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -104,7 +106,7 @@ async def read_bundle(chunks: AsyncIterable[common.GetTokenizerChunk]) -> Tokeni
             raise BundleError(f"the archive is over {MAX_PACKED_BYTES} bytes")
         data += chunk.data
         sha256 = chunk.sha256 or sha256
-    bundle = TokenizerBundle.from_archive(bytes(data))
+    bundle = await asyncio.to_thread(TokenizerBundle.from_archive, bytes(data))
     if sha256 and sha256.lower() != bundle.sha256:
         raise BundleError("the archive does not match its sha256")
     return bundle

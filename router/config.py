@@ -1,0 +1,339 @@
+"""Every setting of the router once, typed.
+
+Defaults < file (TOML) < environment (`MMROUTER_A_B`) < flags (`--a-b`). The
+field `a_b` is all three: its key in the file, its variable and its flag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tomllib
+import types
+import typing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from router.units import format_duration, format_size, parse_duration, parse_size
+
+
+def _split(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+
+
+class ConfigError(ValueError):
+    """A setting is wrong; the message has a line for each."""
+
+
+class Settings(BaseSettings):
+    """The router's settings. Durations are in seconds, sizes in bytes."""
+
+    model_config = SettingsConfigDict(env_prefix="MMROUTER_", extra="forbid", frozen=True)
+
+    # -- Faces
+    listen: str = Field("127.0.0.1:50050", description="address of the gRPC listener")
+    http: str = Field(
+        "127.0.0.1:9090",
+        description="address for /metrics, /livez, /readyz and /statusz; empty for none",
+    )
+    admin: str = Field(
+        "",
+        description="address (HOST:PORT or unix:PATH) of RouterAdmin; by default it is on the "
+        "gRPC listener if that is a loopback address, and off otherwise",
+    )
+    max_message_bytes: Size = Field(
+        512 << 20, gt=0, lt=2 << 30, description="largest gRPC message on every hop"
+    )
+    keepalive_min_client_interval: Duration = Field(
+        5.0, gt=0, description="clients may ping this often"
+    )
+    keepalive_worker_interval: Duration = Field(
+        330.0,
+        ge=300.0,
+        description="workers are pinged this often; gRPC servers close connections that ping "
+        "more often than every 5m",
+    )
+
+    # -- Fleet
+    worker: Names = Field((), description="a worker's address, grpc://HOST:PORT or HOST:PORT")
+    sim: int = Field(0, ge=0, le=64, description="start so many simulated workers inside")
+    health_interval: Duration = Field(
+        3.0, gt=0, description="time between health checks of a worker"
+    )
+    health_failures: int = Field(
+        2, ge=1, description="failed checks in a row until a worker is unhealthy"
+    )
+    health_successes: int = Field(
+        1, ge=1, description="good checks in a row until a worker is ready again"
+    )
+    metadata_interval: Duration = Field(
+        30.0, gt=0, description="time between readings of a worker's capability"
+    )
+    load_interval: Duration = Field(
+        1.0, gt=0, description="time between readings of a worker's load"
+    )
+
+    # -- Deciding
+    mm_processing: Literal["auto", "router", "worker"] = Field(
+        "auto",
+        validation_alias=AliasChoices("MMROUTER_MM_PROCESSING", "SMG_MM_PROCESSING"),
+        description="where media become tensors: in the router, in workers that offer it, "
+        "or there only if all of a model's workers offer it",
+    )
+    allow_mm_override: bool = Field(
+        False, description="honour a request's own choice of mm_processing"
+    )
+    policy: Literal["round_robin", "random", "power_of_two", "least_load"] = Field(
+        "round_robin", description="how one of several admissible workers is chosen"
+    )
+    allow_transfer_params: bool = Field(
+        False, description="accept kv_transfer_params and data_parallel_rank from clients"
+    )
+    allow_client_hashes: bool = Field(
+        False,
+        description="take mm_hashes of clients' tensors as they are, instead of deriving them "
+        "from the tensors",
+    )
+
+    # -- Attempts
+    retry_max_attempts: int = Field(3, ge=1, le=10, description="attempts for one request")
+    retry_budget: float = Field(
+        100.0, ge=0, description="tokens of the fleet-wide retry budget; 0 for no retries"
+    )
+    retry_budget_ratio: float = Field(
+        0.1, ge=0, description="tokens that a success gives back; a failure takes one"
+    )
+    request_timeout: Duration = Field(600.0, gt=0, description="longest life of a request")
+    connect_timeout: Duration = Field(
+        5.0, gt=0, description="longest wait for a connection to a worker"
+    )
+    first_output_timeout: Duration = Field(
+        300.0, gt=0, description="longest wait for a worker's first output"
+    )
+    idle_timeout: Duration = Field(
+        120.0, gt=0, description="longest silence within a worker's stream"
+    )
+    breaker_min_calls: int = Field(
+        5, ge=1, description="calls in the window before a breaker may open"
+    )
+    breaker_failure_ratio: float = Field(
+        0.5, gt=0, le=1, description="share of failures at which a breaker opens"
+    )
+    breaker_window: Duration = Field(30.0, gt=0, description="window over which calls are counted")
+    breaker_open_for: Duration = Field(10.0, gt=0, description="time a breaker stays open")
+    breaker_probes: int = Field(
+        1, ge=1, description="calls that a half-open breaker admits at once"
+    )
+    overload_shed: bool = Field(
+        True, description="refuse a request when every admissible worker is overloaded"
+    )
+    overload_waiting: int = Field(
+        64, ge=0, description="reported waiting requests at which a worker is overloaded"
+    )
+    overload_kv_usage: float = Field(
+        0.98, gt=0, le=1, description="KV cache use at which a worker with a queue is overloaded"
+    )
+    max_concurrent: int = Field(1024, ge=1, description="requests at work at once")
+    queue_size: int = Field(256, ge=0, description="requests that may wait for a place")
+    queue_timeout: Duration = Field(5.0, ge=0, description="longest wait for a place")
+    drain_timeout: Duration = Field(
+        30.0, ge=0, description="time that running requests get when the router stops"
+    )
+
+    # -- Media
+    media_allow_private_hosts: bool = Field(
+        False, description="fetch media from loopback, private and link-local addresses too"
+    )
+    media_allowed_domains: Names = Field(
+        (), description="fetch media from these domains and their subdomains only"
+    )
+    media_local_root: str = Field("", description="serve file: URLs below this folder")
+    media_max_bytes: Size = Field(256 << 20, gt=0, description="largest media item, encoded")
+    image_max_input_bytes: Size | None = Field(
+        None,
+        gt=0,
+        validation_alias=AliasChoices(
+            "MMROUTER_IMAGE_MAX_INPUT_BYTES", "SMG_IMAGE_MAX_INPUT_BYTES"
+        ),
+        description="largest image, encoded, where it differs from --media-max-bytes",
+    )
+    video_max_input_bytes: Size | None = Field(
+        None,
+        gt=0,
+        validation_alias=AliasChoices(
+            "MMROUTER_VIDEO_MAX_INPUT_BYTES", "SMG_VIDEO_MAX_INPUT_BYTES"
+        ),
+        description="largest video, encoded, where it differs from --media-max-bytes",
+    )
+    media_max_pixels: int = Field(
+        178_956_970, gt=0, description="most pixels of one picture, by its header"
+    )
+    media_budget_bytes: Size = Field(
+        4 << 30, gt=0, description="memory for media at work in this process"
+    )
+    media_cache_bytes: Size = Field(
+        512 << 20, ge=0, description="memory for fetched media and finished tensors; 0 for none"
+    )
+    media_threads: int = Field(
+        0, ge=0, description="threads that decode and pack; 0 for one per CPU"
+    )
+    vision_backend: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="what resizes and packs pictures"
+    )
+
+    # -- Telling
+    log_format: Literal["json", "console"] = Field("json", description="form of log lines")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="least level that is logged"
+    )
+
+    @field_validator("worker")
+    @classmethod
+    def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(worker_address(text) for text in value)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings, env_settings)
+
+
+def worker_address(text: str) -> str:
+    """HOST:PORT from `grpc://HOST:PORT` or `HOST:PORT`. Raises ValueError."""
+    address = text.strip().removeprefix("grpc://").rstrip("/")
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
+        raise ValueError(f"not a worker's address: {text!r} (write grpc://HOST:PORT)")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(f"not a worker's address: {text!r} (write grpc://[IPV6]:PORT)")
+    return f"{host}:{int(port)}"
+
+
+def load(flags: dict[str, Any], file: str | Path | None = None) -> Settings:
+    """The settings in effect. `flags` are fields given on the command line.
+
+    Raises `ConfigError`.
+    """
+    values = _read_file(Path(file)) if file else {}
+    # pydantic-settings ranks init values over the environment, the file belongs below it.
+    below = {key: value for key, value in values.items() if not _in_environment(key)}
+    merged: dict[str, Any] = {**below, **flags}
+    try:
+        # Fields with environment aliases take their init value under the first alias.
+        return Settings(**{_init_name(key): value for key, value in merged.items()})
+    except ValidationError as error:
+        raise ConfigError("\n".join(_problem(entry) for entry in error.errors())) from error
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    unknown = sorted(set(values) - set(Settings.model_fields))
+    if unknown:
+        raise ConfigError(f"{path}: unknown key: {', '.join(unknown)}")
+    return values
+
+
+def _environment_names(field: str) -> tuple[str, ...]:
+    alias = Settings.model_fields[field].validation_alias
+    if isinstance(alias, AliasChoices):
+        return tuple(str(choice) for choice in alias.choices)
+    return (f"MMROUTER_{field.upper()}",)
+
+
+def _in_environment(field: str) -> bool:
+    present = {name.upper() for name in os.environ}
+    return any(name in present for name in _environment_names(field))
+
+
+def _init_name(field: str) -> str:
+    alias = Settings.model_fields[field].validation_alias
+    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else field
+
+
+def _problem(error: Any) -> str:
+    name = str(error["loc"][0]) if error["loc"] else ""
+    name = name.removeprefix("MMROUTER_").lower()
+    return f"{name}: {str(error['msg']).removeprefix('Value error, ')}"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag `--a-b` for each field, unset unless given."""
+    for name, info in Settings.model_fields.items():
+        flag = f"--{name.replace('_', '-')}"
+        text = info.description or ""
+        kind = _plain(info.annotation)
+        shown = _shown(info.default, info.metadata)
+        if shown:
+            text += f" (default: {shown})"
+        text = text.replace("%", "%%")
+        common: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS, "help": text}
+        if kind is bool:
+            parser.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        elif typing.get_origin(kind) is Literal:
+            parser.add_argument(flag, choices=typing.get_args(kind), **common)
+        elif typing.get_origin(kind) is tuple:
+            parser.add_argument(flag, action="append", metavar="NAME", **common)
+        else:
+            parser.add_argument(flag, metavar=_metavar(kind, info.metadata), **common)
+
+
+def flags_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The fields that were given on the command line."""
+    given = {k: v for k, v in vars(arguments).items() if k in Settings.model_fields}
+    return {k: ",".join(v) if isinstance(v, list) else v for k, v in given.items()}
+
+
+def _plain(annotation: Any) -> Any:
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
+    if typing.get_origin(annotation) is Annotated:
+        annotation = typing.get_args(annotation)[0]
+    return annotation
+
+
+def _validators(metadata: list[Any]) -> set[Any]:
+    return {entry.func for entry in metadata if isinstance(entry, BeforeValidator)}
+
+
+def _metavar(kind: Any, metadata: list[Any]) -> str:
+    if parse_duration in _validators(metadata):
+        return "TIME"
+    if parse_size in _validators(metadata) or "bytes" in str(kind):
+        return "SIZE"
+    return {int: "N", float: "X"}.get(kind, "TEXT")
+
+
+def _shown(default: Any, metadata: list[Any]) -> str:
+    if default is None or default in ("", ()):
+        return ""
+    if parse_duration in _validators(metadata):
+        return format_duration(default)
+    if parse_size in _validators(metadata):
+        return format_size(default)
+    return str(default)

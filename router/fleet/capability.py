@@ -1,0 +1,97 @@
+"""What a worker is and can do, read from GetModelInfo and GetServerInfo."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from router.wire import engine
+
+
+@dataclass(frozen=True)
+class Capability:
+    """A worker's own statement. Empty, 0 or None is "not known", never "none".
+
+    `context_length` is in tokens, `encoder_budget` in feature tokens of one
+    media item, `item_limits` in items of a modality per prompt.
+    """
+
+    served_name: str
+    model_path: str
+    model_type: str
+    architectures: tuple[str, ...]
+    context_length: int | None
+    vocab_size: int | None
+    # Media references
+    mm_processor: str
+    schemes: frozenset[str]
+    # Tensors
+    device_normalize: bool
+    encoder_dtype: str
+    item_limits: Mapping[str, int]
+    encoder_budget: int | None
+    shm_namespace: str
+    # Scheduling
+    max_num_seqs: int | None
+    block_size: int | None
+    data_parallel_size: int
+    # Prefill/decode
+    kv_connector: str
+    kv_role: str
+    kv_engine_id: str
+    kv_cache_dtype: str
+    attention_backend: str
+    model_dtype: str
+    pairing_protocol: str
+
+    @property
+    def takes_media_refs(self) -> bool:
+        """Whether the worker fetches and processes media by itself."""
+        return bool(self.mm_processor)
+
+    @classmethod
+    def from_info(
+        cls, model: engine.GetModelInfoResponse, server: engine.GetServerInfoResponse
+    ) -> Capability:
+        """Reads the two answers. Raises ValueError when the item limits are malformed."""
+        return cls(
+            served_name=model.served_model_name or model.model_path,
+            model_path=model.model_path,
+            model_type=model.model_type,
+            architectures=tuple(model.architectures),
+            context_length=model.max_context_length or None,
+            vocab_size=model.vocab_size or None,
+            mm_processor=server.mm_processor,
+            schemes=frozenset(
+                scheme.strip().lower()
+                for scheme in server.mm_media_ref_schemes.split(",")
+                if scheme.strip()
+            ),
+            device_normalize=server.mm_device_do_normalize,
+            encoder_dtype=server.multimodal_encoder_dtype.removeprefix("torch."),
+            item_limits=MappingProxyType(parse_item_limits(server.mm_item_limits)),
+            encoder_budget=server.mm_encoder_budget or None,
+            shm_namespace=server.shm_namespace_id,
+            max_num_seqs=server.max_num_seqs or None,
+            block_size=server.block_size or None,
+            data_parallel_size=max(1, server.data_parallel_size),
+            kv_connector=server.kv_connector,
+            kv_role=server.kv_role,
+            kv_engine_id=server.kv_engine_id,
+            kv_cache_dtype=server.kv_cache_dtype,
+            attention_backend=server.attention_backend,
+            model_dtype=server.model_dtype.removeprefix("torch."),
+            pairing_protocol=server.pairing_protocol,
+        )
+
+
+def parse_item_limits(text: str) -> dict[str, int]:
+    """`{"image": 8, "video": 2}` from `image=8,video=2`. Raises ValueError."""
+    limits: dict[str, int] = {}
+    for pair in filter(None, (part.strip() for part in text.split(","))):
+        modality, equals, count = pair.partition("=")
+        if not equals or not count.strip().isdigit():
+            raise ValueError(f"not an item limit: {pair!r}")
+        limits[modality.strip().lower()] = int(count)
+    return limits

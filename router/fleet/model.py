@@ -1,0 +1,54 @@
+"""A model as the fleet serves it: its files, and how its media become tensors."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from router.fleet.bundle import TokenizerBundle
+from router.fleet.capability import Capability
+from router.observe.logging import get_logger
+from router.vision.files import ModelFiles
+from router.vision.plan import ModelSpec
+from router.vision.registry import spec_for
+
+_log = get_logger("fleet")
+
+
+@dataclass(frozen=True)
+class Model:
+    """`spec` is None for a model without media, or one whose family is not known;
+    `problem` says why a known family cannot be served."""
+
+    bundle: TokenizerBundle = field(repr=False)
+    spec: ModelSpec | None
+    problem: str = ""
+
+
+class ModelLibrary:
+    """Models by what their files and type are, so that equal workers share one."""
+
+    def __init__(self) -> None:
+        self._models: dict[tuple[str, str, tuple[str, ...]], Model] = {}
+
+    async def model(self, capability: Capability, bundle: TokenizerBundle) -> Model:
+        """The model of a worker. Reading the files takes a while, so it is done in a thread."""
+        key = (bundle.sha256, capability.model_type, capability.architectures)
+        if key not in self._models:
+            self._models[key] = await asyncio.to_thread(_read, capability, bundle)
+            model = self._models[key]
+            if model.problem:
+                _log.warning("model_not_usable", model=capability.served_name, why=model.problem)
+            if model.spec is not None:
+                for warning in model.spec.warnings:
+                    _log.warning("model_setting", model=capability.served_name, setting=warning)
+        return self._models[key]
+
+
+def _read(capability: Capability, bundle: TokenizerBundle) -> Model:
+    try:
+        files = ModelFiles.from_archive(bundle.files)
+        spec = spec_for(capability.model_type, capability.architectures, files)
+    except ValueError as error:
+        return Model(bundle=bundle, spec=None, problem=str(error))
+    return Model(bundle=bundle, spec=spec)

@@ -1,0 +1,132 @@
+"""One worker: one generation of an engine at an address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from router.fleet.breaker import Breaker, CallResult, Permit
+from router.fleet.capability import Capability
+from router.fleet.load import Load
+from router.wire import ENGINE_SERVICE, engine, vllm_engine_pb2_grpc
+
+if TYPE_CHECKING:
+    from router.fleet.model import Model
+
+
+class WorkerState(Enum):
+    # Metadata not read yet.
+    PENDING = "pending"
+    READY = "ready"
+    UNHEALTHY = "unhealthy"
+    DRAINING = "draining"
+    GONE = "gone"
+
+
+class Role(Enum):
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    ENCODE = "encode"
+
+
+class Worker:
+    """A worker's address, connection, state and what is known of it.
+
+    `clock` gives seconds. `on_state` hears of every change of state.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        generation: int,
+        channel: grpc.aio.Channel,
+        breaker: Breaker,
+        load: Load,
+        clock: Callable[[], float],
+        role: Role = Role.BOTH,
+        labels: Mapping[str, str] = MappingProxyType({}),
+        on_state: Callable[[Worker], None] | None = None,
+    ) -> None:
+        self.address = address
+        self.generation = generation
+        self.role = role
+        self.labels = MappingProxyType(dict(labels))
+        self.channel = channel
+        self.breaker = breaker
+        self.load = load
+        self.state = WorkerState.PENDING
+        self.state_reason = "metadata not read yet"
+        self.state_since = clock()
+        self.capability: Capability | None = None
+        self.model: Model | None = None
+        # The worker's own answers, for clients that ask the router the same.
+        self.model_info: engine.GetModelInfoResponse | None = None
+        self.server_info: engine.GetServerInfoResponse | None = None
+        self._clock = clock
+        self._on_state = on_state
+        self.stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        # Raw bytes in and out: token chunks are relayed without being parsed.
+        self.generate: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
+            f"/{ENGINE_SERVICE}/Generate"
+        )
+        self.embed: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+            f"/{ENGINE_SERVICE}/Embed"
+        )
+
+    def __repr__(self) -> str:
+        return f"Worker({self.address} #{self.generation} {self.state.value})"
+
+    @property
+    def model_name(self) -> str | None:
+        """The name under which requests ask for its model; None while unknown."""
+        return self.capability.served_name if self.capability else None
+
+    @property
+    def seconds_in_state(self) -> float:
+        return self._clock() - self.state_since
+
+    def enter(self, state: WorkerState, reason: str) -> None:
+        """Changes the state; the same state with another reason only updates the reason."""
+        changed = state is not self.state
+        self.state_reason = reason
+        if changed:
+            self.state = state
+            self.state_since = self._clock()
+            if self._on_state:
+                self._on_state(self)
+
+    def lease(self, tokens: int) -> Lease | None:
+        """Reserves the load of one request; None when the breaker does not admit it."""
+        permit = self.breaker.acquire()
+        return None if permit is None else Lease(self, tokens, permit)
+
+
+class Lease:
+    """One request's place at a worker: reserved load and the breaker's permit.
+
+    Released exactly once, on the very objects it was taken from, whatever
+    stands at the address by then.
+    """
+
+    __slots__ = ("_permit", "released", "tokens", "worker")
+
+    def __init__(self, worker: Worker, tokens: int, permit: Permit) -> None:
+        self.worker = worker
+        self.tokens = tokens
+        self.released = False
+        self._permit = permit
+        worker.load.reserve(tokens)
+
+    def release(self, result: CallResult) -> None:
+        """Gives everything back; only the first call does anything."""
+        if self.released:
+            return
+        self.released = True
+        self.worker.load.give_back(self.tokens)
+        self._permit.finish(result)
