@@ -30,12 +30,10 @@ def call(args: argparse.Namespace, act: Callable[[grpc.aio.Channel], Awaitable[i
     other are exit code 2.
     """
     try:
-        server = connection(args)
+        return asyncio.run(_act(connection(args), act))
     except ConnectionFlagsError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    try:
-        return asyncio.run(_act(server, act))
     except grpc.aio.AioRpcError as error:
         sys.stderr.write(f"error: {describe(error)}\n")
     except CommandError as error:

@@ -46,8 +46,12 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     tls.add_argument("--tls-server-name", metavar="NAME", help="expected name in the certificate")
 
 
-def connection(args: argparse.Namespace) -> Connection:
-    """The connection that the flags describe. Raises ConnectionFlagsError."""
+def connection(args: argparse.Namespace, address: str | None = None) -> Connection:
+    """The connection that the flags describe, to `address` instead of --addr if given.
+
+    Raises ConnectionFlagsError.
+    """
+    target = _target(address or args.addr)
     options: dict[str, str | int] = {
         # A proxy from the environment is meant for the web, not for the neighbour.
         "grpc.enable_http_proxy": 0,
@@ -59,7 +63,7 @@ def connection(args: argparse.Namespace) -> Connection:
     if not args.tls:
         if any(files) or args.tls_server_name:
             raise ConnectionFlagsError("the --tls-… flags need --tls")
-        return Connection(_target(args.addr), None, tuple(options.items()))
+        return Connection(target, None, tuple(options.items()))
     if (args.tls_cert is None) != (args.tls_key is None):
         raise ConnectionFlagsError("--tls-cert and --tls-key go together")
     try:
@@ -69,7 +73,7 @@ def connection(args: argparse.Namespace) -> Connection:
     if args.tls_server_name:
         options["grpc.ssl_target_name_override"] = args.tls_server_name
     credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-    return Connection(_target(args.addr), credentials, tuple(options.items()))
+    return Connection(target, credentials, tuple(options.items()))
 
 
 def _target(address: str) -> str:
