@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from decimal import Decimal
 
 _DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE_UNITS = {
@@ -25,8 +27,8 @@ def parse_duration(text: str | float) -> float:
     Raises ValueError for anything else, negative values included.
     """
     if isinstance(text, int | float):
-        if text < 0:
-            raise ValueError(f"a duration cannot be negative: {text}")
+        if not 0 <= text < math.inf:
+            raise ValueError(f"not a duration: {text}")
         return float(text)
     compact = text.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", compact):
@@ -53,17 +55,18 @@ def parse_size(text: str | int) -> int:
     match = _QUANTITY.fullmatch(text)
     if match is None or match[2].lower() not in _SIZE_UNITS:
         raise ValueError(f"not a size: {text!r} (write 4096, 64MiB or 1GB)")
-    return int(float(match[1]) * _SIZE_UNITS[match[2].lower()])
+    return int(Decimal(match[1]) * _SIZE_UNITS[match[2].lower()])
 
 
 def format_duration(seconds: float) -> str:
-    """The shortest way that `parse_duration` reads back as the same value."""
-    if seconds and seconds < 1:
-        return f"{seconds * 1000:g}ms"
-    if seconds >= 60 and seconds % 60 == 0:
-        minutes = seconds / 60
-        return f"{minutes / 60:g}h" if minutes % 60 == 0 else f"{minutes:g}m"
-    return f"{seconds:g}s"
+    """A short way to write a duration that `parse_duration` reads back as the same one."""
+    exact = Decimal(repr(float(seconds)))
+    if 0 < exact < 1:
+        return f"{_plain(exact * 1000)}ms"
+    for unit, factor in (("h", 3600), ("m", 60)):
+        if exact and exact % factor == 0:
+            return f"{_plain(exact / factor)}{unit}"
+    return f"{_plain(exact)}s"
 
 
 def format_size(nbytes: int) -> str:
@@ -72,3 +75,9 @@ def format_size(nbytes: int) -> str:
         if nbytes and nbytes % factor == 0:
             return f"{nbytes // factor}{unit}"
     return f"{nbytes}B"
+
+
+def _plain(number: Decimal) -> str:
+    """Without an exponent and without trailing zeros."""
+    text = f"{number:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
