@@ -1,0 +1,72 @@
+"""Every golden entry of the reference processors, bit for bit."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+from router.faults import Fault, Reason
+from router.vision.backend.cpu import CpuBackend
+from router.vision.plan import ItemPlan, ModelSpec, PixelFormat
+from tests.vision.families import MODELS, spec_of
+from tests.vision.pictures import golden, picture
+
+PROCESSORS = golden("processors.json")["families"]
+BACKEND = CpuBackend()
+FORMATS = {
+    "uint8 raw patches": PixelFormat("uint8", normalized=False),
+    "float32": PixelFormat("float32", normalized=True),
+    "bfloat16": PixelFormat("bfloat16", normalized=True),
+    "bfloat16 (cast from float32)": PixelFormat("bfloat16", normalized=True),
+}
+CASES = [
+    pytest.param(family, case, id=f"{family}-{'+'.join(case['images'])}-{number}")
+    for family in MODELS
+    for number, case in enumerate(PROCESSORS[family]["cases"])
+]
+
+
+def sha256(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize(("family", "case"), CASES)
+def test_tensors_equal_the_reference(family: str, case: dict[str, Any]) -> None:
+    spec = spec_of(
+        family, PROCESSORS[family]["preprocessor_config"], **(case.get("call_overrides") or {})
+    )
+    pictures = [picture(name) for name in case["images"]]
+    if case.get("error"):
+        with pytest.raises(Fault) as caught:
+            plans_of(spec, pictures)
+        assert caught.value.reason is Reason.MEDIA_ASPECT_RATIO
+        return
+    plans = plans_of(spec, pictures)
+    for plan, expected in zip(plans, case["plan"], strict=True):
+        assert plan.feature_tokens == expected["image_tokens"]
+        if "prompt_tokens" in expected:
+            assert plan.prompt_tokens == expected["prompt_tokens"]
+    side = spec.side_tensors(plans)
+    for tensor in case["tensors"]:
+        if tensor["name"] != "pixel_values":
+            assert side[tensor["name"]].tolist() == tensor["values"]
+            assert side[tensor["name"]].dtype == tensor["dtype"]
+            continue
+        pixel_format = FORMATS[tensor["variant"]]
+        arrays = [
+            spec.pack(plan, pixels, pixel_format, BACKEND)
+            for plan, pixels in zip(plans, pictures, strict=True)
+        ]
+        joined = spec.join(plans, arrays)
+        assert list(joined.shape) == tensor["shape"]
+        assert sha256(joined) == tensor["sha256"], tensor["variant"]
+
+
+def plans_of(spec: ModelSpec, pictures: list[np.ndarray]) -> list[ItemPlan]:
+    return [
+        spec.plan_image(pixels.shape[1], pixels.shape[0], index=index)
+        for index, pixels in enumerate(pictures)
+    ]
