@@ -1,0 +1,350 @@
+"""One download: judged at every hop, cut off at every limit.
+
+Redirects are followed by hand, because each one is a new reference from a
+stranger. The body is measured while it streams in, whatever Content-Length
+said, and its memory is reserved before it is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+from yarl import URL
+
+from router.faults import Fault, Reason
+from router.media.budget import Amount, Reservation
+from router.media.limits import FetchLimits
+from router.media.resolve import (
+    HostForbidden,
+    HostUnknown,
+    PublicResolver,
+    domain_allowed,
+    forbidden,
+)
+from router.media.url import MediaUrl, join
+
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_FIRST_STEP = 256 * 1024
+_READ = 64 * 1024
+_ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+
+
+@dataclass(frozen=True, slots=True)
+class Validators:
+    """What a conditional request carries, from an earlier answer."""
+
+    etag: str | None = None
+    last_modified: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A finished download. `data` is None where the host said 304 Not Modified."""
+
+    data: bytes | None
+    validators: Validators
+    cache_control: str = ""
+    age: int = 0
+
+
+class _Retry(Exception):
+    """This attempt failed in a way that another may not."""
+
+
+class Fetcher:
+    """Downloads http and https references."""
+
+    def __init__(
+        self,
+        limits: FetchLimits,
+        resolver: PublicResolver,
+        *,
+        rng: Callable[[], float] = random.random,
+    ) -> None:
+        self._limits = limits
+        self._resolver = resolver
+        self._rng = rng
+        self._direct: aiohttp.ClientSession | None = None
+        self._proxied: aiohttp.ClientSession | None = None
+
+    async def warm_up(self) -> None:
+        """Makes the HTTP session now instead of with the first download."""
+        self._session(None)
+
+    async def close(self) -> None:
+        """Closes the sessions and their connections."""
+        for session in (self._direct, self._proxied):
+            if session is not None:
+                await session.close()
+        self._direct = self._proxied = None
+        await self._resolver.close()
+
+    def judge(self, url: MediaUrl, index: int) -> None:
+        """What can be judged without a look-up. Raises Fault MEDIA_HOST_FORBIDDEN."""
+        if not domain_allowed(url.host, self._limits.allowed_domains):
+            raise forbidden(url, index)
+        if url.address is not None:
+            try:
+                self._resolver.judge(url.address)
+            except HostForbidden:
+                raise forbidden(url, index) from None
+
+    async def judge_addresses(self, url: MediaUrl, index: int) -> None:
+        """Everything `fetch` would refuse before it dials.
+
+        Raises Fault MEDIA_HOST_FORBIDDEN, MEDIA_FETCH_FAILED for an unknown
+        name, MEDIA_FETCH_TIMEOUT for a look-up that takes too long.
+        """
+        self.judge(url, index)
+        if url.address is not None or self._proxy(url) is not None:
+            return
+        try:
+            await self._resolver.addresses(url.host, url.port)
+        except HostForbidden:
+            raise forbidden(url, index) from None
+        except HostUnknown:
+            raise _failed(url, index, "its name cannot be resolved") from None
+        except TimeoutError:
+            raise _timeout(url, index, self._limits.connect_timeout) from None
+
+    async def fetch(
+        self,
+        url: MediaUrl,
+        *,
+        index: int,
+        max_bytes: int,
+        timeout: float,
+        reservation: Reservation,
+        validators: Validators | None = None,
+    ) -> Response:
+        """Downloads one reference, following redirects, within `timeout` seconds in all.
+
+        `reservation` grows ahead of the bytes. Raises Fault MEDIA_HOST_FORBIDDEN,
+        MEDIA_URL_INVALID, MEDIA_SCHEME_UNSUPPORTED, MEDIA_NOT_FOUND (4xx),
+        MEDIA_TOO_LARGE, MEDIA_FETCH_FAILED, MEDIA_FETCH_TIMEOUT, MEDIA_BUDGET_FULL.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._with_retries(
+                    _Download(url, index, max_bytes, reservation, validators)
+                )
+        except TimeoutError:
+            raise _timeout(url, index, timeout) from None
+
+    async def _with_retries(self, download: _Download) -> Response:
+        for attempt in range(self._limits.retries + 1):
+            try:
+                return await self._follow(download)
+            except _Retry as failure:
+                if attempt == self._limits.retries:
+                    raise _failed(download.url, download.index, str(failure)) from None
+            pause = self._limits.retry_backoff * 2**attempt
+            await asyncio.sleep(pause * (0.5 + self._rng()))
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _follow(self, download: _Download) -> Response:
+        url, index = download.url, download.index
+        for _ in range(self._limits.max_redirects + 1):
+            self.judge(url, index)
+            async with self._exchange(url, download) as response:
+                location = response.headers.get("Location")
+                if response.status not in _REDIRECTS or location is None:
+                    return await self._receive(response, url, download)
+            url = join(url, location, index=index)
+        raise _failed(url, index, f"it redirects more than {self._limits.max_redirects} times")
+
+    @asynccontextmanager
+    async def _exchange(
+        self, url: MediaUrl, download: _Download
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One request and its answer, with the client library's errors made ours."""
+        proxy = self._proxy(url)
+        headers = {"Accept-Encoding": "identity", **download.conditions()}
+        try:
+            async with self._session(proxy).get(
+                # `encoded` keeps path and query as they are: a signature covers them.
+                URL(url.dialled, encoded=True),
+                headers=headers,
+                allow_redirects=False,
+                proxy=proxy,
+            ) as response:
+                yield response
+        except HostForbidden:
+            raise forbidden(url, download.index) from None
+        except HostUnknown:
+            raise _failed(url, download.index, "its name cannot be resolved") from None
+        except aiohttp.ServerTimeoutError:
+            raise _timeout(url, download.index, self._limits.connect_timeout) from None
+        except aiohttp.ClientConnectorError:
+            raise _failed(url, download.index, "it refuses connections") from None
+        except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
+            raise _Retry("the connection broke") from None
+        except aiohttp.ClientError:
+            raise _failed(url, download.index, "its answer is not valid HTTP") from None
+
+    async def _receive(
+        self, response: aiohttp.ClientResponse, url: MediaUrl, download: _Download
+    ) -> Response:
+        status = response.status
+        if status == 304 and download.validators is not None:
+            return _response(None, response)
+        if status >= 500:
+            raise _Retry(f"it answered {status}")
+        if not 200 <= status < 300 or status in (204, 205, 206):
+            raise Fault.of_item(
+                Reason.MEDIA_NOT_FOUND,
+                download.index,
+                f"the host {url.host} answered {status}",
+                host=url.host,
+                http_status=status,
+            )
+        declared = response.content_length
+        if declared is not None and declared > download.max_bytes:
+            raise _too_large(download)
+        return _response(await _body(response, download), response)
+
+    def _session(self, proxy: str | None) -> aiohttp.ClientSession:
+        if proxy is not None:
+            if self._proxied is None:
+                self._proxied = self._open(aiohttp.ThreadedResolver())
+            return self._proxied
+        if self._direct is None:
+            self._direct = self._open(self._resolver)
+        return self._direct
+
+    def _open(self, resolver: aiohttp.abc.AbstractResolver) -> aiohttp.ClientSession:
+        limits = self._limits
+        return aiohttp.ClientSession(
+            # No bound over all hosts: a host that does not answer fills its own
+            # share of connections and nobody else's. The media budget bounds the sum.
+            connector=aiohttp.TCPConnector(
+                resolver=resolver,
+                limit=0,
+                limit_per_host=limits.connections_per_host,
+                use_dns_cache=False,
+            ),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_timeout),
+            headers={"User-Agent": limits.user_agent, "Accept": "image/*,video/*,*/*;q=0.5"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            read_bufsize=_READ,
+        )
+
+    def _proxy(self, url: MediaUrl) -> str | None:
+        if not self._limits.use_env_proxies or proxy_bypass(url.host):
+            return None
+        return getproxies().get(url.scheme)
+
+
+@dataclass(frozen=True, slots=True)
+class _Download:
+    url: MediaUrl
+    index: int
+    max_bytes: int
+    reservation: Reservation
+    validators: Validators | None
+
+    def conditions(self) -> dict[str, str]:
+        """The headers that make the request conditional."""
+        if self.validators is None:
+            return {}
+        if self.validators.etag:
+            return {"If-None-Match": self.validators.etag}
+        if self.validators.last_modified:
+            return {"If-Modified-Since": self.validators.last_modified}
+        return {}
+
+
+async def _body(response: aiohttp.ClientResponse, download: _Download) -> bytes:
+    reservation, reserved = download.reservation, download.reservation.amount.nbytes
+    buffer = io.BytesIO()
+    async for chunk in _decompressed(response, download):
+        size = buffer.tell() + len(chunk)
+        if size > download.max_bytes:
+            raise _too_large(download)
+        if size > reserved:
+            step = min(max(_FIRST_STEP, reserved, size - reserved), download.max_bytes - reserved)
+            await reservation.grow(Amount(nbytes=step), index=download.index)
+            reserved += step
+        buffer.write(chunk)
+    # getvalue() hands out the buffer itself, without a copy.
+    data = buffer.getvalue()
+    reservation.shrink_to(Amount(nbytes=len(data)))
+    return data
+
+
+async def _decompressed(
+    response: aiohttp.ClientResponse, download: _Download
+) -> AsyncIterator[bytes]:
+    """The body's chunks, unpacked where the host packed them unasked.
+
+    A packed body is unpacked in small steps, each bounded, so that a bomb is
+    noticed at the limit and not in memory.
+    """
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding in ("", "identity"):
+        async for chunk in response.content.iter_chunked(_READ):
+            yield chunk
+        return
+    if encoding not in _ENCODINGS:
+        raise _failed(download.url, download.index, "its answer has an unknown content encoding")
+    unpacker = zlib.decompressobj(wbits=_ENCODINGS[encoding])
+    try:
+        async for packed in response.content.iter_chunked(_READ):
+            while packed:
+                yield unpacker.decompress(packed, _READ)
+                packed = unpacker.unconsumed_tail
+                # A bomb unpacks a thousand times its size: let others run in between.
+                await asyncio.sleep(0)
+        yield unpacker.flush()
+    except zlib.error:
+        raise _failed(download.url, download.index, "its answer is damaged") from None
+    if not unpacker.eof:
+        raise _Retry("the answer ended early")
+
+
+def _response(data: bytes | None, response: aiohttp.ClientResponse) -> Response:
+    headers = response.headers
+    age = headers.get("Age", "")
+    return Response(
+        data,
+        Validators(headers.get("ETag"), headers.get("Last-Modified")),
+        cache_control=headers.get("Cache-Control", ""),
+        age=int(age) if age.isascii() and age.isdigit() else 0,
+    )
+
+
+def _failed(url: MediaUrl, index: int, why: str) -> Fault:
+    return Fault.of_item(
+        Reason.MEDIA_FETCH_FAILED,
+        index,
+        f"the host {url.host} could not be fetched from: {why}",
+        host=url.host,
+    )
+
+
+def _timeout(url: MediaUrl, index: int, seconds: float) -> Fault:
+    return Fault.of_item(
+        Reason.MEDIA_FETCH_TIMEOUT,
+        index,
+        f"the host {url.host} did not deliver within {seconds:g} s",
+        host=url.host,
+        limit=f"{seconds:g}",
+    )
+
+
+def _too_large(download: _Download) -> Fault:
+    return Fault.of_item(
+        Reason.MEDIA_TOO_LARGE,
+        download.index,
+        f"the download is over the limit of {download.max_bytes} bytes",
+        limit=download.max_bytes,
+    )

@@ -1,0 +1,50 @@
+"""GIF: the logical screen and the blocks up to the first picture (GIF89a)."""
+
+from __future__ import annotations
+
+import struct
+
+from router.media.header import Colour, ImageFormat, ImageHeader, Truncated
+
+_MAX_BLOCKS = 4096
+
+
+def read(data: bytes) -> ImageHeader:
+    """Reads the header of a GIF file. Raises BadHeader.
+
+    `animated` is never set: it would take a walk through all the pictures, and
+    the first one is decoded in any case.
+    """
+    if len(data) < 13:
+        raise Truncated("no screen descriptor")
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    at = 13 + _table(flags)
+    transparent = False
+    for _ in range(_MAX_BLOCKS):
+        kind = data[at : at + 1]
+        if kind == b"\x2c" and at + 10 <= len(data):
+            left, top, inner_width, inner_height = struct.unpack_from("<HHHH", data, at + 1)
+            # A first picture that sticks out of the screen widens the canvas.
+            width, height = max(width, left + inner_width), max(height, top + inner_height)
+            break
+        if kind != b"\x21":
+            break
+        if data[at + 1 : at + 2] == b"\xf9" and at + 4 <= len(data):
+            transparent = bool(data[at + 3] & 1)
+        at = _after_sub_blocks(data, at + 2)
+    return ImageHeader(ImageFormat.GIF, width, height, has_alpha=transparent, colour=Colour.PALETTE)
+
+
+def _table(flags: int) -> int:
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _after_sub_blocks(data: bytes, at: int) -> int:
+    for _ in range(_MAX_BLOCKS):
+        if at >= len(data):
+            break
+        size = data[at]
+        at += 1 + size
+        if size == 0:
+            break
+    return at

@@ -1,0 +1,69 @@
+"""JPEG: segments up to the first scan (ITU T.81, annex B)."""
+
+from __future__ import annotations
+
+from router.media.formats import exif
+from router.media.header import BadHeader, Colour, ImageFormat, ImageHeader, Truncated
+
+# Camera files have a few dozen segments, large ICC profiles a few hundred.
+_MAX_SEGMENTS = 4096
+_MAX_FILL = 4096
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+_COLOURS = {1: Colour.GREY, 3: Colour.RGB, 4: Colour.CMYK}
+
+
+def read(data: bytes) -> ImageHeader:
+    """Reads the header of a JPEG file. Raises BadHeader."""
+    frame: tuple[int, int, int, int] | None = None
+    exif_parts: list[bytes] = []
+    xmp: bytes | None = None
+    at = 2
+    for _ in range(_MAX_SEGMENTS):
+        marker, at = _next_marker(data, at)
+        if marker in _ALONE:
+            continue
+        if marker is None or marker in (0xDA, 0xD9):
+            break
+        length = int.from_bytes(data[at : at + 2], "big")
+        if at + 2 > len(data) or length < 2:
+            break
+        body, end = at + 2, at + length
+        if marker in _FRAMES and frame is None:
+            if body + 6 > len(data):
+                break
+            height = int.from_bytes(data[body + 1 : body + 3], "big")
+            width = int.from_bytes(data[body + 3 : body + 5], "big")
+            frame = (data[body], width, height, data[body + 5])
+        elif marker == 0xE1 and data.startswith(b"Exif\0\0", body):
+            # A long EXIF block goes on in further segments.
+            exif_parts.append(data[body + 6 if exif_parts else body : end])
+        elif marker == 0xE1 and data.startswith(b"http://ns.adobe.com/xap/1.0/\0", body):
+            xmp = data[body + 29 : end]
+        at = end
+    if frame is None:
+        raise Truncated("no frame header")
+    precision, width, height, components = frame
+    if components not in _COLOURS:
+        raise BadHeader("number of components")
+    return ImageHeader(
+        ImageFormat.JPEG,
+        width,
+        height,
+        orientation=exif.orientation(b"".join(exif_parts), xmp),
+        bit_depth=precision,
+        colour=_COLOURS[components],
+    )
+
+
+def _next_marker(data: bytes, at: int) -> tuple[int | None, int]:
+    """The next marker and the offset after it; None at the end of the data."""
+    at = data.find(b"\xff", at, at + _MAX_FILL)
+    if at < 0:
+        return None, len(data)
+    for position in range(at + 1, min(at + _MAX_FILL, len(data))):
+        if data[position] == 0:
+            return None, position
+        if data[position] != 0xFF:
+            return data[position], position + 1
+    return None, len(data)
