@@ -24,6 +24,7 @@ from workers.sim.kvcache import KvCache
 from workers.sim.options import SimOptions
 from workers.sim.picture import EncoderCache
 from workers.sim.prompt import PromptReader
+from workers.sim.references import MediaReferences
 from workers.sim.scheduler import Scheduler
 from workers.sim.servicer import SimServicer
 from workers.sim.stats import Stats
@@ -91,7 +92,11 @@ class SimWorker:
         self.scheduler = Scheduler(self._current, self.cache, self.events.publish)
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="sim")
         family = family_of(self.options)
-        reader = PromptReader(self._current, family, self.encoder, None, self._threads)
+        files = model_files(self.options)
+        self._references = (
+            MediaReferences(self._current, family, files, self.encoder) if family else None
+        )
+        reader = PromptReader(self._current, family, self.encoder, self._references, self._threads)
         self.engine = Engine(self._current, reader, self.scheduler, self.stats)
         self.servicer = SimServicer(
             self._current,
@@ -100,7 +105,7 @@ class SimWorker:
             self.events,
             self.stats,
             self.troubles,
-            pack(model_files(self.options)),
+            pack(files),
         )
         self.address = ""
         self._health = HealthServicer()
@@ -138,6 +143,8 @@ class SimWorker:
         if self._server is not None:
             await self._server.stop(grace)
             self._server = None
+        if self._references is not None:
+            await self._references.close()
         await asyncio.to_thread(self._threads.shutdown)
 
     async def set_serving(self, serving: bool) -> None:
