@@ -117,12 +117,21 @@ class Expanded:
 
 
 @dataclass(frozen=True, slots=True)
+class Claim:
+    """Rows of the pixel tensor and encoder embeddings that an item accounts for."""
+
+    rows: int
+    feature_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """How one modality's batch is written on the wire.
 
     `flat` maps a tensor to the tensor of sizes that cuts it into items,
     `batched` counts items along the first dimension, `keep_on_cpu` stays in
-    host memory. `pixel_dims` is the shape of one row of the pixel tensor.
+    host memory. `pixel_dims` is the shape of one row of the pixel tensor, 0
+    where any size may stand.
     """
 
     pixels: str
@@ -198,18 +207,23 @@ class ModelSpec(ABC):
         """The batch's small tensors by wire name, beside the pixels."""
 
     @abstractmethod
-    def feature_tokens_of(
-        self, modality: Modality, side: Mapping[str, npt.NDArray[Any]], item: int
-    ) -> int:
-        """How many embeddings item `item` has, read from a batch's small tensors.
-
-        Raises ValueError when they cannot describe an item. Used to check
-        tensors that somebody else built.
-        """
+    def side_shapes(self, modality: Modality) -> Mapping[str, tuple[int, ...]]:
+        """The small tensors a batch must have: name -> shape of one item's entry."""
 
     @abstractmethod
-    def rows_of(self, modality: Modality, side: Mapping[str, npt.NDArray[Any]], item: int) -> int:
-        """How many rows of the pixel tensor item `item` takes."""
+    def claim(
+        self, modality: Modality, side: Mapping[str, Sequence[int]], pixels: tuple[int, ...]
+    ) -> Claim:
+        """What one item's entries of the small tensors say about its size.
+
+        Used to check tensors that somebody else built; `pixels` is the shape of
+        the batch's pixel tensor, for families whose sizes are in it. Raises
+        ValueError when no item could have these entries.
+        """
+
+    def interleaves(self, modality: Modality) -> bool:
+        """Whether other tokens stand between an item's placeholders, inside its range."""
+        return False
 
     def unsupported(self, modality: Modality, index: int) -> Fault:
         return Fault.of_item(
@@ -218,16 +232,6 @@ class ModelSpec(ABC):
             f"{self.family} takes no {modality}",
             modality=modality,
         )
-
-    def join(
-        self, plans: Sequence[ItemPlan], arrays: Sequence[npt.NDArray[Any]]
-    ) -> npt.NDArray[Any]:
-        """The batch's pixel tensor, from `pack`'s array of each plan.
-
-        Items are joined along the first dimension. A single array is returned
-        as it is.
-        """
-        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
     def table(self, pixel_format: PixelFormat) -> Table:
         """What each of the 256 levels becomes, per channel."""

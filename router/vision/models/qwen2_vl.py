@@ -12,7 +12,7 @@ import numpy.typing as npt
 from router.faults import Fault, Reason
 from router.vision.files import ModelFiles, Settings
 from router.vision.geometry import Draw, Patches, whole
-from router.vision.plan import ItemPlan, Modality, ModelSpec, Replacement, TensorNames
+from router.vision.plan import Claim, ItemPlan, Modality, ModelSpec, Replacement, TensorNames
 from router.vision.settings import Reader, model_token, shrunk
 
 MAX_ASPECT_RATIO = 200
@@ -177,21 +177,14 @@ class Qwen2VL(ModelSpec):
         return Replacement(ids, 0, tokens)
 
     def tensor_names(self, modality: Modality) -> TensorNames:
+        pixels = "pixel_values" if modality == "image" else "pixel_values_videos"
+        grid, patches = f"{modality}_grid_thw", f"patches_per_{modality}"
         return TensorNames(
-            pixels="pixel_values" if modality == "image" else "pixel_values_videos",
+            pixels=pixels,
             pixel_dims=(self._image.patch_values,),
-            flat=(
-                (
-                    "pixel_values" if modality == "image" else "pixel_values_videos",
-                    "patches_per_image" if modality == "image" else "patches_per_video",
-                ),
-            ),
-            batched=(
-                ("image_grid_thw", "patches_per_image")
-                if modality == "image"
-                else ("video_grid_thw", "patches_per_video")
-            ),
-            keep_on_cpu=("image_grid_thw" if modality == "image" else "video_grid_thw",),
+            flat=((pixels, patches),),
+            batched=(grid, patches),
+            keep_on_cpu=(grid,),
         )
 
     def side_tensors(self, plans: Sequence[ItemPlan]) -> dict[str, npt.NDArray[Any]]:
@@ -201,27 +194,22 @@ class Qwen2VL(ModelSpec):
             f"patches_per_{modality}": np.array([plan.output_shape[0] for plan in plans], np.int64),
         }
 
-    def rows_of(self, modality: Modality, side: Mapping[str, npt.NDArray[Any]], item: int) -> int:
-        t, rows, columns = _grid(side, modality, item)
-        return t * rows * columns
+    def side_shapes(self, modality: Modality) -> Mapping[str, tuple[int, ...]]:
+        return {f"{modality}_grid_thw": (3,), f"patches_per_{modality}": ()}
 
-    def feature_tokens_of(
-        self, modality: Modality, side: Mapping[str, npt.NDArray[Any]], item: int
-    ) -> int:
-        t, rows, columns = _grid(side, modality, item)
+    def claim(
+        self, modality: Modality, side: Mapping[str, Sequence[int]], pixels: tuple[int, ...]
+    ) -> Claim:
+        t, rows, columns = side[f"{modality}_grid_thw"]
         merge = self._image.merge
+        if min(t, rows, columns) < 1:
+            raise ValueError("the grid is not positive")
         if rows % merge or columns % merge:
-            raise ValueError(f"the grid of item {item} is not a multiple of {merge}")
-        return t * rows * columns // merge**2
-
-
-def _grid(
-    side: Mapping[str, npt.NDArray[Any]], modality: Modality, item: int
-) -> tuple[int, int, int]:
-    t, rows, columns = (int(v) for v in side[f"{modality}_grid_thw"][item])
-    if min(t, rows, columns) < 1:
-        raise ValueError(f"the grid of item {item} is not positive")
-    return t, rows, columns
+            raise ValueError(f"the grid is not a multiple of {merge}")
+        patches = t * rows * columns
+        if side[f"patches_per_{modality}"][0] != patches:
+            raise ValueError("the number of patches is not that of the grid")
+        return Claim(patches, patches // merge**2)
 
 
 def _either(read: Reader, key: str, size: Reader, size_key: str) -> int:
