@@ -1,0 +1,59 @@
+"""What the documentation says in tables is what the code does."""
+
+import re
+from pathlib import Path
+
+import grpc
+import pytest
+
+from router.config import Settings
+from router.faults import Reason
+from router.request.resolve import Why
+from router.rpc.errors import TABLE
+from router.wire import engine
+from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
+from tests.cli.servers import Engine, Failure, serving
+
+ROOT = Path(__file__).parents[1]
+ERROR_ROW = re.compile(r"^\| `([A-Z_]+)` \| ([A-Z_]+)(, retry)? \|", re.M)
+
+
+def test_every_reason_is_documented_once_with_its_status_and_retry_hint() -> None:
+    rows = ERROR_ROW.findall((ROOT / "docs/errors.md").read_text())
+    documented = {name: (status, bool(retry)) for name, status, retry in rows}
+    assert len(rows) == len(documented)
+    assert documented == {
+        reason.value: (TABLE[reason].code.name, TABLE[reason].retry_after is not None)
+        for reason in Reason
+    }
+
+
+def test_the_example_of_reading_an_error_reads_one(capsys: pytest.CaptureFixture[str]) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/errors.md").read_text(), re.S)
+    failure = Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED", "all are busy", 1.5)
+    with serving(Engine(failure=failure)) as address, grpc.insecure_channel(address) as channel:
+        exec(example, {"stub": VllmEngineStub(channel), "request": engine.GenerateRequest()})
+    assert capsys.readouterr().out == "OVERLOADED all are busy\nagain in 0:00:01.500000\n"
+
+
+def test_every_reason_of_a_mode_is_documented() -> None:
+    _, table = (ROOT / "docs/wire.md").read_text().split("| mode | reason | when |")
+    rows = re.findall(r"^\| [^|]+ \| `([a-z_]+)` \|", table, re.M)
+    assert sorted(rows) == sorted(why.value for why in Why)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/wire.md", "docs/errors.md"])
+def test_every_serve_flag_named_in_the_documentation_exists(page: str) -> None:
+    flags = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--config"}
+    text = (ROOT / page).read_text()
+    served = re.findall(r"mmrouter serve[^`\n]*(?:\\\n[^`\n]*)*", text)
+    named = {flag for line in served for flag in re.findall(r"--[a-z][a-z-]+", line)}
+    named |= set(re.findall(r"^\| `(--[a-z][a-z-]+)", text, re.M))
+    assert named <= flags
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/wire.md", "docs/errors.md"])
+def test_links_within_the_repository_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
