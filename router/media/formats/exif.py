@@ -10,7 +10,8 @@ import re
 import struct
 
 _ORIENTATION = 0x0112
-_UNSIGNED = {1: "B", 3: "H", 4: "L"}
+# Numbers; a BYTE is raw data to Pillow.
+_NUMBERS = {3: "H", 4: "L", 6: "b", 8: "h", 9: "l"}
 _MAX_ENTRIES = 1024
 _MAX_XMP = 1024 * 1024
 _XMP = re.compile(rb'tiff:Orientation(="|>)([0-9])')
@@ -38,7 +39,7 @@ def _from_exif(exif: bytes) -> int | None:
         if entry + 12 > len(exif):
             return None
         tag, kind, length = struct.unpack_from(order + "HHL", exif, entry)
-        if tag == _ORIENTATION and length == 1 and kind in _UNSIGNED:
-            value: int = struct.unpack_from(order + _UNSIGNED[kind], exif, entry + 8)[0]
+        if tag == _ORIENTATION and length == 1 and kind in _NUMBERS:
+            value: int = struct.unpack_from(order + _NUMBERS[kind], exif, entry + 8)[0]
             return value
     return None

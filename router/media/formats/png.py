@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 
 from router.media.formats import exif
 from router.media.header import BadHeader, Colour, ImageFormat, ImageHeader, Truncated
@@ -10,6 +11,9 @@ from router.media.header import BadHeader, Colour, ImageFormat, ImageHeader, Tru
 # At the usual 8 KiB a data chunk this is a file of half a gigabyte.
 _MAX_CHUNKS = 65536
 _MAX_TEXT = 1024 * 1024
+_XMP = b"XML:com.adobe.xmp\0"
+# ImageMagick keeps EXIF as hexadecimal text.
+_RAW_PROFILE = b"Raw profile type exif\0"
 _COLOURS = {
     0: Colour.GREY,
     2: Colour.RGB,
@@ -31,6 +35,7 @@ def read(data: bytes) -> ImageHeader:
         raise BadHeader("bit depth")
     transparent, animated = colour in (4, 6), False
     exif_block: bytes | None = None
+    raw_profile: bytes | None = None
     xmp: bytes | None = None
     at = 33
     for _ in range(_MAX_CHUNKS):
@@ -46,8 +51,11 @@ def read(data: bytes) -> ImageHeader:
             animated = True
         elif kind == b"eXIf":
             exif_block = data[body : body + length]
-        elif kind == b"iTXt" and data.startswith(b"XML:com.adobe.xmp\0", body):
-            xmp = data[body : body + min(length, _MAX_TEXT)]
+        elif kind == b"iTXt" and data.startswith(_XMP, body):
+            xmp = _international(data[body + len(_XMP) : body + min(length, _MAX_TEXT)])
+        elif kind in (b"tEXt", b"zTXt") and data.startswith(_RAW_PROFILE, body):
+            profile = data[body + len(_RAW_PROFILE) : body + min(length, _MAX_TEXT)]
+            raw_profile = _raw_profile(profile if kind == b"tEXt" else _inflate(profile[1:]))
         elif kind == b"IEND":
             break
         at = body + length + 4
@@ -55,9 +63,32 @@ def read(data: bytes) -> ImageHeader:
         ImageFormat.PNG,
         width,
         height,
-        orientation=exif.orientation(exif_block, xmp),
+        orientation=exif.orientation(raw_profile if exif_block is None else exif_block, xmp),
         has_alpha=transparent,
         bit_depth=depth,
         colour=_COLOURS[colour],
         animated=animated,
     )
+
+
+def _international(text: bytes) -> bytes:
+    """The text of an iTXt chunk, from behind its keyword; its language is not of interest."""
+    packed, rest = text[:1] == b"\1", text[2:].split(b"\0", 2)
+    if len(rest) < 3:
+        return b""
+    return _inflate(rest[2]) if packed else rest[2]
+
+
+def _raw_profile(text: bytes) -> bytes:
+    """The bytes of a profile: a name, a length, then hexadecimal lines."""
+    try:
+        return bytes.fromhex("".join(text.decode("latin-1").split("\n")[3:]))
+    except ValueError:
+        return b""
+
+
+def _inflate(packed: bytes) -> bytes:
+    try:
+        return zlib.decompressobj().decompress(packed, _MAX_TEXT)
+    except zlib.error:
+        return b""

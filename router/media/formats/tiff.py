@@ -46,7 +46,7 @@ def _first_values(data: bytes) -> dict[int, int]:
                 continue
             values: int = struct.unpack_from(order + ("Q" if big else "L"), data, at + 4)[0]
             where = at + stride - inline
-            if values * struct.calcsize(_UNSIGNED[kind]) > inline:
+            if values * struct.calcsize(order + _UNSIGNED[kind]) > inline:
                 where = struct.unpack_from(order + ("Q" if big else "L"), data, where)[0]
             if tag not in tags:
                 tags[tag] = struct.unpack_from(order + _UNSIGNED[kind], data, where)[0]
