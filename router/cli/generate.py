@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         live = not args.json and args.n == 1
         answer = await _receive(channel, request, model, args.timeout, live=live)
         if args.json:
-            print(json.dumps(answer.as_json(request, model), ensure_ascii=False, indent=2))
+            print(json.dumps(answer.as_json(request, model), ensure_ascii=False))
         elif not live:
             for index, choice in sorted(answer.choices.items()):
                 print(f"[{index}] {choice.text}")
