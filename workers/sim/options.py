@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from workers.sim.faults import parse_rule
+
 Style = Literal["python", "rust"]
 
 
@@ -94,6 +96,8 @@ class SimOptions:
             raise ValueError(f"heartbeat must be above 0, not {self.heartbeat}")
         if self.style not in ("python", "rust"):
             raise ValueError(f"style must be python or rust, not {self.style!r}")
+        for rule in self.faults:
+            parse_rule(rule)
 
     @property
     def served_name(self) -> str:

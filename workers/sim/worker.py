@@ -160,6 +160,16 @@ class SimWorker:
             raise ValueError(f"cannot change while the worker runs: {', '.join(sorted(fixed))}")
         self.options = replace(self.options, **changes)
 
+    def revive(self) -> None:
+        """A new engine in place of a dead one, as after a restart: its caches are empty.
+
+        Subscriptions to events end with DATA_LOSS.
+        """
+        self.engine.dead = None
+        self.encoder.clear()
+        self.scheduler.flush()
+        self.events.cut()
+
     def _current(self) -> SimOptions:
         return self.options
 
