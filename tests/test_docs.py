@@ -6,13 +6,14 @@ from pathlib import Path
 import grpc
 import pytest
 
-from router.config import Settings
+from router.config import Settings, load
 from router.faults import Reason
 from router.request.resolve import Why
 from router.rpc.errors import TABLE
 from router.wire import engine
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
-from tests.cli.servers import Engine, Failure, serving
+from tests.cli.servers import Engine, Failure, complete, serving
+from workers.sim.tokenizer import IMAGE_PAD
 
 ROOT = Path(__file__).parents[1]
 ERROR_ROW = re.compile(r"^\| `([A-Z_]+)` \| ([A-Z_]+)(, retry)? \|", re.M)
@@ -36,6 +37,28 @@ def test_the_example_of_reading_an_error_reads_one(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "OVERLOADED all are busy\nagain in 0:00:01.500000\n"
 
 
+def test_the_example_of_a_client_sends_a_photo_and_prints_the_answer(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    monkeypatch.chdir(ROOT)
+    server = Engine([complete(b"a cup")])
+    with serving(server) as address:
+        exec(example.replace("127.0.0.1:50050", address), {})
+    assert capsys.readouterr().out == "a cup\n"
+    (request,) = server.requests
+    assert request.media_refs.items[0].url.startswith("data:image/jpeg;base64,/9j/")
+    assert list(request.tokenized.input_ids).count(IMAGE_PAD) == 1
+
+
+def test_the_defaults_in_the_readme_are_those_of_the_code() -> None:
+    rows = re.findall(r"^\| `--([a-z-]+)` \| `([^`]+)` \|", (ROOT / "README.md").read_text(), re.M)
+    assert len(rows) > 8
+    for flag, told in rows:
+        field = flag.replace("-", "_")
+        assert getattr(load({field: told}), field) == Settings.model_fields[field].default, flag
+
+
 def test_every_reason_of_a_mode_is_documented() -> None:
     _, table = (ROOT / "docs/wire.md").read_text().split("| mode | reason | when |")
     rows = re.findall(r"^\| [^|]+ \| `([a-z_]+)` \|", table, re.M)
@@ -44,7 +67,10 @@ def test_every_reason_of_a_mode_is_documented() -> None:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/wire.md", "docs/errors.md"])
 def test_every_serve_flag_named_in_the_documentation_exists(page: str) -> None:
-    flags = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {"--config"}
+    flags = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {
+        "--config",
+        "--help",
+    }
     text = (ROOT / page).read_text()
     served = re.findall(r"mmrouter serve[^`\n]*(?:\\\n[^`\n]*)*", text)
     named = {flag for line in served for flag in re.findall(r"--[a-z][a-z-]+", line)}
