@@ -51,5 +51,6 @@ class WireBuildHook(BuildHookInterface):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    for file in generate(Path(__file__).resolve().parent.parent):
-        sys.stdout.write(f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}\n")
+    root = Path(__file__).resolve().parent.parent
+    for file in generate(root):
+        sys.stdout.write(f"{file.relative_to(root)}\n")
