@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     async def explain(channel: grpc.aio.Channel) -> int:
-        model = await served_model(channel, args.timeout)
+        model = await served_model(channel, args)
         request = admin.ExplainRequest(request=generate_request(args, model))
         async with connection(args, args.admin_addr or args.addr).open() as admin_channel:
             stub = RouterAdminStub(admin_channel)

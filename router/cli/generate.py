@@ -40,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     async def generate(channel: grpc.aio.Channel) -> int:
-        model = await served_model(channel, args.timeout)
+        model = await served_model(channel, args)
         request = generate_request(args, model)
         request.stream = not args.no_stream
         # Several choices interleave, so they are printed one after the other at the end.

@@ -12,9 +12,9 @@ from tokenizers import Tokenizer
 from router.cli.call import CommandError
 from router.cli.chat import ChatTemplate, ChatTemplateError
 from router.cli.media import AttachAction, media_ref
-from router.fleet.bundle import BundleError, TokenizerBundle, fetch_bundle
+from router.fleet.bundle import BundleError, TokenizerBundle, read_bundle
 from router.units import parse_duration
-from router.wire import engine
+from router.wire import common, engine
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 
 _PROCESSING = {
@@ -77,12 +77,17 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-async def served_model(channel: grpc.aio.Channel, timeout: float) -> ServedModel:
+async def served_model(channel: grpc.aio.Channel, args: argparse.Namespace) -> ServedModel:
     """Asks the server for its model's name and files. Raises CommandError and AioRpcError."""
     stub = VllmEngineStub(channel)
-    info = await stub.GetModelInfo(engine.GetModelInfoRequest(), timeout=timeout)
+    # These two requests have no field for the model's name.
+    asked = (("x-model", args.model),) if args.model else ()
+    info = await stub.GetModelInfo(
+        engine.GetModelInfoRequest(), timeout=args.timeout, metadata=asked
+    )
+    chunks = stub.GetTokenizer(common.GetTokenizerRequest(), timeout=args.timeout, metadata=asked)
     try:
-        bundle = await fetch_bundle(stub, timeout=timeout)
+        bundle = await read_bundle(chunks)
         chat = ChatTemplate.from_files(bundle.files)
     except (BundleError, ChatTemplateError) as error:
         raise CommandError(str(error)) from error

@@ -58,15 +58,19 @@ class Engine(VllmEngineServicer):
     bundle: bytes = field(default_factory=archive)
     sha256: str | None = None
     requests: list[engine.GenerateRequest] = field(default_factory=list)
+    # The models that the calls for information asked about.
+    asked: list[str | bytes] = field(default_factory=list)
 
     def GetModelInfo(
         self, request: engine.GetModelInfoRequest, context: grpc.ServicerContext
     ) -> engine.GetModelInfoResponse:
+        self.asked.append(dict(context.invocation_metadata()).get("x-model", ""))
         return engine.GetModelInfoResponse(served_model_name="served", model_path="path")
 
     def GetTokenizer(
         self, request: common.GetTokenizerRequest, context: grpc.ServicerContext
     ) -> Iterator[common.GetTokenizerChunk]:
+        self.asked.append(dict(context.invocation_metadata()).get("x-model", ""))
         for chunk in chunks(self.bundle, 1000):
             if self.sha256 is not None and chunk.sha256:
                 chunk.sha256 = self.sha256

@@ -91,6 +91,7 @@ def test_options_reach_the_request() -> None:
         model="m", mm_processing=engine.MmProcessing.WORKER, routing_key="k"
     )
     assert not request.stream
+    assert server.asked == ["m", "m"], "name and tokenizer are those of the same model"
 
 
 def test_what_was_not_chosen_is_left_to_the_worker() -> None:
