@@ -10,11 +10,11 @@ import numpy as np
 from blake3 import blake3
 
 from router.faults import Fault, Reason
-from router.media.intake import Blob, MediaIntake, MediaSource, Modality, Ticket
+from router.media.intake import Blob, Clip, MediaIntake, MediaSource, Ticket
 from router.media.limits import MIB, FetchLimits, MediaLimits
 from router.vision.backend.cpu import CpuBackend
 from router.vision.files import ModelFiles
-from router.vision.plan import ItemPlan, ModelSpec, PixelFormat
+from router.vision.plan import ItemPlan, Modality, ModelSpec, PixelFormat
 from router.vision.registry import spec_for
 from router.wire import common, engine
 from workers.sim.answer import Seen
@@ -77,19 +77,28 @@ class MediaReferences:
         if self._intake is None:
             self._intake = MediaIntake(_limits(self._options()))
         async with self._intake.ticket() as ticket:
-            blobs = await _all_loaded(ticket, sources)
-            plans = [
-                self._spec.plan_image(blob.header.width, blob.header.height, index=blob.index)
-                for blob in blobs
-            ]
+            files = await _all_loaded(ticket, sources)
+            plans = [self._plan(file) for file in files]
             ids, ranges = self._expanded(ids, plans)
             placed, seen = [], []
-            for blob, plan, (offset, length) in zip(blobs, plans, ranges, strict=True):
-                identifier = raw_file_identifier("image", blob.data, self._options().model)
+            for file, plan, (offset, length) in zip(files, plans, ranges, strict=True):
+                identifier = raw_file_identifier(plan.modality, file.data, self._options().model)
                 placed.append(Placed(identifier, offset, length))
-                sight = await self._sight(ticket, blob, plan, identifier)
+                sight = await self._sight(ticket, file, plan, identifier)
                 seen.append(Seen(sight, plan.feature_tokens, plan.feature_tokens))
         return Prompt(ids, tuple(placed), tuple(seen))
+
+    def _plan(self, file: Blob | Clip) -> ItemPlan:
+        header = file.header
+        if isinstance(file, Blob):
+            return self._spec.plan_image(header.width, header.height, index=file.index)
+        return self._spec.plan_video(
+            header.width,
+            header.height,
+            index=file.index,
+            total_frames=file.header.frames,
+            fps=file.header.fps or None,
+        )
 
     def _expanded(self, ids: Ids, plans: list[ItemPlan]) -> tuple[Ids, tuple[tuple[int, int], ...]]:
         """Anchors beyond the last item stay as they are, as in a real worker: no error, no image.
@@ -102,11 +111,17 @@ class MediaReferences:
         expanded = self._spec.expand(ids[:end], plans)
         return np.concatenate([expanded.ids, ids[end:]]), expanded.ranges
 
-    async def _sight(self, ticket: Ticket, blob: Blob, plan: ItemPlan, identifier: str) -> Sight:
+    async def _sight(
+        self, ticket: Ticket, file: Blob | Clip, plan: ItemPlan, identifier: str
+    ) -> Sight:
         known = self._encoder.find(identifier)
         if known is not None:
             return known
-        pixels = await ticket.decode(blob)
+        if isinstance(file, Blob):
+            pixels = await ticket.decode(file)
+        else:
+            # A last frame that pads the clip is not decoded twice.
+            pixels = await ticket.frames(file, list(dict.fromkeys(plan.frames)))
 
         def encoded() -> Sight:
             patches = self._spec.pack(plan, pixels, RAW, self._backend)
@@ -149,6 +164,8 @@ def _limits(options: SimOptions) -> MediaLimits:
         request_pixels=1 << 40,
         budget_bytes=4096 * MIB,
         budget_pixels=1 << 40,
+        # A worker fetches what it is told to, as often as it is told to.
+        cache_bytes=0,
         local_root=options.local_root,
         worker_threads=2,
         fetch=FetchLimits(
@@ -156,6 +173,7 @@ def _limits(options: SimOptions) -> MediaLimits:
             user_agent="mmrouter-sim",
             connect_timeout=options.media_timeout,
             image_timeout=options.media_timeout,
+            video_timeout=options.media_timeout,
             resolver_threads=4,
         ),
     )
@@ -173,12 +191,15 @@ def _source(at: int, item: engine.MediaRef, options: SimOptions) -> MediaSource:
     return MediaSource(modality, url=item.url)
 
 
-async def _all_loaded(ticket: Ticket, sources: list[MediaSource]) -> list[Blob]:
+async def _all_loaded(ticket: Ticket, sources: list[MediaSource]) -> list[Blob | Clip]:
     """All items at once; the first to fail ends the others."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(ticket.load(source, at)) for at, source in enumerate(sources)
+            tasks: list[asyncio.Task[Blob] | asyncio.Task[Clip]] = [
+                group.create_task(ticket.load(source, at))
+                if source.modality == "image"
+                else group.create_task(ticket.load_clip(source, at))
+                for at, source in enumerate(sources)
             ]
     except* Fault as faults:
         raise _first(faults) from None

@@ -6,14 +6,25 @@ import base64
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 
+from router.vision.backend.cpu import CpuBackend
+from router.vision.files import ModelFiles
+from router.vision.plan import ModelSpec, PixelFormat
+from router.vision.registry import spec_for
+from router.vision.tensors import build_batch
 from router.wire import common, engine
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 from workers.sim import SimOptions, SimWorker
+from workers.sim.bundle import model_files
+from workers.sim.references import RAW
 from workers.sim.tokenizer import decode, encode
 
 IMAGES = Path(__file__).parents[2] / "data" / "images"
@@ -106,3 +117,43 @@ def chunk_ids(responses: Sequence[engine.GenerateResponse], index: int = 0) -> l
 
 def completes(responses: Sequence[engine.GenerateResponse]) -> list[engine.GenerateComplete]:
     return [response.complete for response in responses if response.HasField("complete")]
+
+
+@cache
+def _spec() -> ModelSpec:
+    files = model_files(SimOptions())
+    spec = spec_for("qwen3_vl", (), ModelFiles.from_archive(files))
+    assert spec is not None
+    return spec
+
+
+@cache
+def _pixels(image: str) -> NDArray[np.uint8]:
+    with Image.open(IMAGES / image) as opened:
+        return np.asarray(opened.convert("RGB"))
+
+
+def with_tensors(
+    text: str,
+    *images: str,
+    pixel_format: PixelFormat = RAW,
+    hashes: Sequence[str] | None = None,
+) -> engine.GenerateRequest:
+    """A request as a router builds it that preprocesses the pictures itself."""
+    spec, backend = _spec(), CpuBackend()
+    pixels = [_pixels(image) for image in images]
+    plans = [spec.plan_image(p.shape[1], p.shape[0], index=at) for at, p in enumerate(pixels)]
+    expanded = spec.expand(encode(text), plans)
+    arrays = [spec.pack(*pair, pixel_format, backend) for pair in zip(plans, pixels, strict=True)]
+    batch = build_batch(
+        spec,
+        plans,
+        arrays,
+        pixel_format,
+        expanded.ranges,
+        hashes or [f"hash of {i}" for i in images],
+    )
+    request = prompt("")
+    request.tokenized.input_ids.extend(expanded.ids.tolist())
+    request.mm_inputs.CopyFrom(batch.message())
+    return request
