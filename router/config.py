@@ -113,7 +113,10 @@ class Settings(BaseSettings):
     # -- Attempts
     retry_max_attempts: int = Field(3, ge=1, le=10, description="attempts for one request")
     retry_budget: float = Field(
-        100.0, ge=0, description="tokens of the fleet-wide retry budget; 0 for no retries"
+        40.0,
+        ge=0,
+        description="tokens of the fleet-wide retry budget; there are retries while more than "
+        "half is left, 0 for none",
     )
     retry_budget_ratio: float = Field(
         0.1, ge=0, description="tokens that a success gives back; a failure takes one"

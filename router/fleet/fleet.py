@@ -78,7 +78,9 @@ class Fleet:
             await asyncio.sleep(self._settings.health_interval)
 
     async def _drained(self, worker: Worker) -> None:
-        deadline = self.registry.clock() + self._drain_timeout
-        while worker.load.in_flight and self.registry.clock() < deadline:
-            await asyncio.sleep(0.1)
+        try:
+            async with asyncio.timeout(self._drain_timeout):
+                await worker.load.idle.wait()
+        except TimeoutError:
+            _log.warning("drain_timeout", worker=worker.address, running=worker.load.in_flight)
         await self.remove(worker, "drained")

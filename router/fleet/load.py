@@ -6,6 +6,7 @@ once, on the object that it was taken from.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,18 +27,22 @@ class ReportedLoad:
 class Load:
     """Reservations and the last report of one worker."""
 
-    __slots__ = ("_on_change", "in_flight", "reported", "reserved_tokens")
+    __slots__ = ("_on_change", "idle", "in_flight", "reported", "reserved_tokens")
 
     def __init__(self, on_change: Callable[[int], None] | None = None) -> None:
         self.in_flight = 0
         self.reserved_tokens = 0
         self.reported: ReportedLoad | None = None
         self._on_change = on_change
+        # Set while nothing is reserved.
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     def reserve(self, tokens: int) -> None:
         """One more request of so many prompt tokens."""
         self.in_flight += 1
         self.reserved_tokens += tokens
+        self.idle.clear()
         if self._on_change:
             self._on_change(self.in_flight)
 
@@ -45,5 +50,7 @@ class Load:
         """Undoes one `reserve` of the same tokens."""
         self.in_flight -= 1
         self.reserved_tokens -= tokens
+        if not self.in_flight:
+            self.idle.set()
         if self._on_change:
             self._on_change(self.in_flight)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router.fleet.bundle import TokenizerBundle
@@ -14,13 +16,25 @@ from router.vision.registry import spec_for
 
 _log = get_logger("fleet")
 
+# What decides a model's tensors and token ids. Archives of equal files can differ.
+_DECIDING_FILES = (
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer.json",
+    "video_preprocessor_config.json",
+)
+
 
 @dataclass(frozen=True)
 class Model:
     """`spec` is None for a model without media, or one whose family is not known;
-    `problem` says why a known family cannot be served."""
+    `problem` says why a known family cannot be served. `fingerprint` is equal
+    for workers whose files lead to the same tensors and token ids.
+    """
 
     bundle: TokenizerBundle = field(repr=False)
+    fingerprint: str
     spec: ModelSpec | None
     problem: str = ""
 
@@ -45,10 +59,21 @@ class ModelLibrary:
         return self._models[key]
 
 
+def fingerprint(files: Mapping[str, bytes]) -> str:
+    """Hex SHA-256 over the files that decide a model's tensors and token ids."""
+    digest = hashlib.sha256()
+    for name in _DECIDING_FILES:
+        content = files.get(name, b"")
+        digest.update(f"{name}:{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
 def _read(capability: Capability, bundle: TokenizerBundle) -> Model:
+    identity = fingerprint(bundle.files)
     try:
         files = ModelFiles.from_archive(bundle.files)
         spec = spec_for(capability.model_type, capability.architectures, files)
     except ValueError as error:
-        return Model(bundle=bundle, spec=None, problem=str(error))
-    return Model(bundle=bundle, spec=spec)
+        return Model(bundle, identity, spec=None, problem=str(error))
+    return Model(bundle, identity, spec=spec)

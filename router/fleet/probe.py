@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -59,7 +60,7 @@ class Probe:
         self._settings = settings
         self._clock = clock
         self._reread = asyncio.Event()
-        self._health: health_pb2_grpc.HealthStub = health_pb2_grpc.HealthStub(worker.channel)
+        self._health: Any = health_pb2_grpc.HealthStub(worker.channel)
         self._failures = 0
         self._successes = 0
         self._why = ""
@@ -167,9 +168,7 @@ class Probe:
         state = self._worker.state
         if state is WorkerState.READY and self._failures >= self._settings.health_failures:
             self._worker.enter(WorkerState.UNHEALTHY, f"health: {self._why}")
-        elif (
-            state is WorkerState.UNHEALTHY and self._successes >= self._settings.health_successes
-        ):
+        elif state is WorkerState.UNHEALTHY and self._successes >= self._settings.health_successes:
             self._worker.enter(WorkerState.READY, "serving again")
 
     # -- Load

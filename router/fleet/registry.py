@@ -117,10 +117,10 @@ class Registry:
 
     def _state_changed(self, worker: Worker) -> None:
         for state in WorkerState:
-            self.metrics.worker_state.labels(worker.address, state.value).set(
-                worker.state is state
-            )
-        log = _log.info if worker.state in (WorkerState.READY, WorkerState.PENDING) else _log.warning
+            self.metrics.worker_state.labels(worker.address, state.value).set(worker.state is state)
+        log = (
+            _log.info if worker.state in (WorkerState.READY, WorkerState.PENDING) else _log.warning
+        )
         log(
             "worker_state",
             worker=worker.address,

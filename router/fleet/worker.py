@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from router.fleet.model import Model
 
 
+# Tokens per second.
+_ORDINARY_RATE = 1000.0
+
+
 class WorkerState(Enum):
     # Metadata not read yet.
     PENDING = "pending"
@@ -90,6 +94,17 @@ class Worker:
     @property
     def seconds_in_state(self) -> float:
         return self._clock() - self.state_since
+
+    @property
+    def expected_wait(self) -> float:
+        """Seconds until a new request would start: queued tokens over the generation rate.
+
+        Counts what the worker reported as waiting and what we reserved there.
+        A worker whose rate is not known is taken to be of ordinary speed.
+        """
+        report = self.load.reported
+        queued = self.load.reserved_tokens + ((report and report.waiting_uncached_tokens) or 0)
+        return queued / ((report and report.generation_rate) or _ORDINARY_RATE)
 
     def enter(self, state: WorkerState, reason: str) -> None:
         """Changes the state; the same state with another reason only updates the reason."""

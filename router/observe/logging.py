@@ -57,6 +57,6 @@ def _bounded(
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
-    """A logger whose lines carry `logger=name`."""
-    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(logger=name)
+    """A logger whose lines carry `room=name`."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room=name)
     return logger

@@ -1,0 +1,382 @@
+"""The router as a whole: builds the object graph, starts and stops it in order."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+from grpc_reflection.v1alpha import reflection
+
+from router.config import Settings
+from router.fleet.breaker import BreakerSettings
+from router.fleet.fleet import Fleet
+from router.fleet.probe import ProbeSettings
+from router.fleet.registry import ChannelSettings, Registry
+from router.media.intake import MediaIntake
+from router.media.limits import FetchLimits, MediaLimits, VideoLimits
+from router.observe.http import HttpFace
+from router.observe.logging import get_logger
+from router.observe.metrics import Metrics
+from router.observe.statusz import WorkerRow, page
+from router.policy.registry import policy_named
+from router.request.admission import Admission
+from router.request.dispatch import Dispatcher
+from router.request.explain import Explainer
+from router.request.pipeline import Pipeline, PipelineSettings
+from router.request.prepare import Preparer
+from router.request.relay import Limits
+from router.request.retry import RetryBudget, RetrySettings
+from router.request.select import OverloadRule
+from router.rpc.admin import AdminService
+from router.rpc.engine import EngineService
+from router.rpc.fleet_view import FleetView
+from router.rpc.health import HealthFace
+from router.units import format_duration, format_size
+from router.vision.backend.cpu import CpuBackend
+from router.wire import ADMIN_SERVICE, ENGINE_SERVICE, router_pb2_grpc
+
+if TYPE_CHECKING:
+    from workers.sim import SimWorker
+
+_log = get_logger("app")
+
+# Grace for streams to see their end after they were told to stop.
+_LAST_GRACE = 1.0
+
+
+class CannotStart(Exception):
+    """The router cannot start; the message says why in one sentence."""
+
+
+class App:
+    """One router. `run` lives until `stop` was called and everything has ended."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.listen = ""
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._warm = False
+        self.metrics = Metrics()
+        self.registry = Registry(
+            self.metrics, channel_settings(settings), breaker_settings(settings)
+        )
+        self.fleet = Fleet(
+            self.registry, probe_settings(settings), drain_timeout=settings.drain_timeout
+        )
+        self._intake = MediaIntake(media_limits(settings))
+        self._backend = CpuBackend()
+        self.admission = Admission(
+            settings.max_concurrent,
+            settings.queue_size,
+            settings.queue_timeout,
+            self.metrics.queue_wait.observe,
+        )
+        self.dispatcher = Dispatcher(
+            self.fleet,
+            policy_named(settings.policy),
+            self.metrics,
+            retry=RetrySettings(max_attempts=settings.retry_max_attempts),
+            budget=RetryBudget(settings.retry_budget, settings.retry_budget_ratio),
+            overload=OverloadRule(
+                settings.overload_shed,
+                settings.overload_waiting,
+                settings.overload_kv_usage,
+                max_age=10 * settings.load_interval,
+            ),
+            limits=Limits(
+                settings.connect_timeout, settings.first_output_timeout, settings.idle_timeout
+            ),
+            load_interval=settings.load_interval,
+        )
+        self.pipeline = Pipeline(
+            self.registry,
+            self._intake,
+            Preparer(self._intake, self._backend, self.metrics),
+            self.dispatcher,
+            self.admission,
+            self.metrics,
+            PipelineSettings(
+                mm_processing=settings.mm_processing,
+                allow_mm_override=settings.allow_mm_override,
+                allow_transfer_params=settings.allow_transfer_params,
+                allow_client_hashes=settings.allow_client_hashes,
+                request_timeout=settings.request_timeout,
+                max_message_bytes=settings.max_message_bytes,
+            ),
+        )
+        self.health = HealthFace()
+
+    def stop(self) -> None:
+        """Begins to drain; a second call ends everything at once."""
+        if self._stop.is_set():
+            self._stop_now.set()
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serves until stopped. Raises `CannotStart`."""
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._intake.close)
+            http = await stack.enter_async_context(self._http())
+            simulated = await stack.enter_async_context(self._simulated())
+            stack.push_async_callback(self.fleet.close)
+            server = await stack.enter_async_context(self._grpc())
+            self.registry.listen(self._publish_health)
+            for address in (*self.settings.worker, *simulated):
+                self.fleet.add(address)
+            # Compiling takes seconds on a first start: not on the loop, and before readiness.
+            await asyncio.to_thread(self._backend.warm_up)
+            self._warm = True
+            self._publish_health()
+            self._announce(http)
+            await self._stop.wait()
+            await self._drain(server)
+
+    async def _drain(self, server: grpc.aio.Server) -> None:
+        self._publish_health()
+        self.admission.stop()
+        _log.info("draining", running=self.admission.active)
+        try:
+            async with asyncio.timeout(self.settings.drain_timeout):
+                await self._idle_or_told()
+        except TimeoutError:
+            _log.warning("drain_timeout", running=self.admission.active)
+        attempts = self.dispatcher.running.all()
+        if attempts:
+            await asyncio.gather(*(attempt.tell_abort() for attempt in attempts))
+        await server.stop(_LAST_GRACE if attempts else 0)
+
+    async def _idle_or_told(self) -> None:
+        idle = asyncio.create_task(self.admission.idle.wait())
+        told = asyncio.create_task(self._stop_now.wait())
+        try:
+            await asyncio.wait([idle, told], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            idle.cancel()
+            told.cancel()
+
+    # -- Faces
+
+    @asynccontextmanager
+    async def _grpc(self) -> AsyncIterator[grpc.aio.Server]:
+        server = grpc.aio.server(options=server_options(self.settings))
+        view = FleetView(self.registry, self.pipeline, accepted_schemes(self.settings))
+        server.add_generic_rpc_handlers(
+            (EngineService(self.pipeline, view, self.metrics).handlers(),)
+        )
+        self.health.register(server)
+        own = self.settings.admin
+        public = not own and is_loopback(self.settings.listen)
+        if public:
+            self._register_admin(server)
+        names = [ENGINE_SERVICE, self.health.SERVICE, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection((*names, ADMIN_SERVICE) if public else names, server)
+        self.listen = bind(server, self.settings.listen)
+        admin = grpc.aio.server() if own else None
+        if admin is not None:
+            self._register_admin(admin)
+            bind(admin, own)
+            await admin.start()
+        elif not public:
+            _log.info("admin_off", why="the listener is not a loopback address; set --admin")
+        await server.start()
+        try:
+            yield server
+        finally:
+            await server.stop(0)
+            if admin is not None:
+                await admin.stop(0)
+
+    def _register_admin(self, server: grpc.aio.Server) -> None:
+        explainer = Explainer(self.pipeline, self._intake)
+        service = AdminService(self.fleet, explainer, self.registry.clock)
+        router_pb2_grpc.add_RouterAdminServicer_to_server(service, server)
+
+    @asynccontextmanager
+    async def _http(self) -> AsyncIterator[str]:
+        if not self.settings.http:
+            yield ""
+            return
+        face = HttpFace(self.metrics, self._why_not_ready, self._status_page)
+        try:
+            await face.start(self.settings.http)
+        except (OSError, ValueError) as error:
+            raise CannotStart(f"cannot serve HTTP on {self.settings.http}: {error}") from error
+        try:
+            yield face.address
+        finally:
+            await face.stop()
+
+    @asynccontextmanager
+    async def _simulated(self) -> AsyncIterator[list[str]]:
+        if not self.settings.sim:
+            yield []
+            return
+        from workers.sim import SimOptions, SimWorker
+
+        workers: list[SimWorker] = [SimWorker(SimOptions()) for _ in range(self.settings.sim)]
+        try:
+            yield [await worker.start("127.0.0.1:0") for worker in workers]
+        finally:
+            await asyncio.gather(*(worker.stop(0) for worker in workers))
+
+    # -- State for others
+
+    def _why_not_ready(self) -> str | None:
+        if self._stop.is_set():
+            return "the router is stopping"
+        if not self._warm:
+            return "kernels are being compiled"
+        return None if self.registry.routable else "no worker is ready"
+
+    def _publish_health(self) -> None:
+        self.health.set_routable(self._why_not_ready() is None)
+
+    def _announce(self, http: str) -> None:
+        settings = self.settings
+        _log.info(
+            "listening",
+            grpc=self.listen,
+            http=http,
+            workers=len(self.registry),
+            policy=settings.policy,
+            mm_processing=settings.mm_processing,
+            max_message=format_size(settings.max_message_bytes),
+            client_pings_at_least=format_duration(settings.keepalive_min_client_interval),
+            worker_pings_every=format_duration(settings.keepalive_worker_interval),
+        )
+        print(f"listening on {self.listen}", flush=True)
+
+    def _status_page(self) -> str:
+        now = time.monotonic()
+        facts = [
+            ("ready", self._why_not_ready() or "yes"),
+            ("at work", str(self.admission.active)),
+            ("waiting", str(self.admission.waiting)),
+            ("policy", self.settings.policy),
+            ("media", self.settings.mm_processing),
+        ]
+        rows = []
+        for worker in self.registry:
+            report = worker.load.reported
+            capability = worker.capability
+            rows.append(
+                WorkerRow(
+                    address=worker.address,
+                    state=worker.state.value,
+                    reason=worker.state_reason,
+                    since=worker.seconds_in_state,
+                    model=worker.model_name or "",
+                    media=(capability.mm_processor or "tensors") if capability else "",
+                    in_flight=worker.load.in_flight,
+                    running=report.running if report else None,
+                    waiting=report.waiting if report else None,
+                    load_age=now - report.at if report else None,
+                    breaker=worker.breaker.state.value,
+                )
+            )
+        return page("mmrouter", facts, rows)
+
+
+# -- Settings of the rooms
+
+
+def server_options(settings: Settings) -> list[tuple[str, int]]:
+    """gRPC server arguments: message limits, and pings as often as clients may send them."""
+    return [
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        (
+            "grpc.http2.min_recv_ping_interval_without_data_ms",
+            int(settings.keepalive_min_client_interval * 1000),
+        ),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Two routers on one port by mistake are an error, not a lottery.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def channel_settings(settings: Settings) -> ChannelSettings:
+    return ChannelSettings(settings.max_message_bytes, settings.keepalive_worker_interval)
+
+
+def breaker_settings(settings: Settings) -> BreakerSettings:
+    return BreakerSettings(
+        settings.breaker_min_calls,
+        settings.breaker_failure_ratio,
+        settings.breaker_window,
+        settings.breaker_open_for,
+        settings.breaker_probes,
+    )
+
+
+def probe_settings(settings: Settings) -> ProbeSettings:
+    return ProbeSettings(
+        settings.health_interval,
+        settings.health_failures,
+        settings.health_successes,
+        settings.metadata_interval,
+        settings.load_interval,
+    )
+
+
+def media_limits(settings: Settings) -> MediaLimits:
+    image = settings.image_max_input_bytes or settings.media_max_bytes
+    video = settings.video_max_input_bytes or settings.media_max_bytes
+    return MediaLimits(
+        max_image_bytes=image,
+        max_pixels=settings.media_max_pixels,
+        # A third more characters than bytes.
+        max_data_url_bytes=max(image, video) // 3 * 4 + 4,
+        request_bytes=max(settings.media_budget_bytes // 4, image, video),
+        budget_bytes=settings.media_budget_bytes,
+        local_root=Path(settings.media_local_root) if settings.media_local_root else None,
+        worker_threads=settings.media_threads or len(os.sched_getaffinity(0)),
+        cache_bytes=settings.media_cache_bytes,
+        fetch=FetchLimits(
+            allow_private_hosts=settings.media_allow_private_hosts,
+            allowed_domains=settings.media_allowed_domains,
+        ),
+        video=VideoLimits(max_bytes=video),
+    )
+
+
+def accepted_schemes(settings: Settings) -> list[str]:
+    """The URL schemes that the router itself takes in."""
+    return ["http", "https", "data", *(["file"] if settings.media_local_root else [])]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this host can reach `address`."""
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def bind(server: grpc.aio.Server, address: str) -> str:
+    """Binds a listener; returns its address with the real port. Raises `CannotStart`."""
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise CannotStart(
+            f"cannot listen on {address}: it is taken, or not an address of this host"
+        )
+    if address.startswith("unix:"):
+        return address
+    return f"{address.rpartition(':')[0]}:{port}"

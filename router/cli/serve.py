@@ -1,0 +1,59 @@
+"""`mmrouter serve`: run the router."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from typing import Any
+
+from router import config
+
+EPILOG = """\
+Every flag --a-b is also the variable MMROUTER_A_B and the key a_b of the file.
+Flags win over variables, variables over the file. Write durations as 250ms, 5s
+or 1m30s and sizes as 4096, 64MiB or 1GB. --worker and other flags that take
+several values can be repeated, or given once with commas.
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the command and its flags."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="run the router",
+        description="Run the router in front of vLLM gRPC workers.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", metavar="FILE", help="read settings from this TOML file")
+    config.add_flags(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serves until SIGTERM or SIGINT. 0: stopped, 1: could not start, 2: bad settings."""
+    try:
+        settings = config.load(config.flags_of(arguments), arguments.config)
+    except config.ConfigError as error:
+        sys.stderr.write("".join(f"mmrouter serve: {line}\n" for line in str(error).splitlines()))
+        return 2
+    from router.observe import logging
+
+    logging.configure(settings.log_format, settings.log_level)
+    return asyncio.run(_serve(settings))
+
+
+async def _serve(settings: config.Settings) -> int:
+    from router.app import App, CannotStart
+
+    app = App(settings)
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, app.stop)
+    try:
+        await app.run()
+    except CannotStart as error:
+        sys.stderr.write(f"mmrouter serve: {error}\n")
+        return 1
+    return 0

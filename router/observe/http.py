@@ -1,0 +1,66 @@
+"""The HTTP face: metrics for machines, health for Kubernetes, a page for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiohttp import web
+
+from router.observe.metrics import Metrics
+
+
+class HttpFace:
+    """Serves /metrics, /livez, /readyz and /statusz.
+
+    `ready` gives None or the reason why the router is not ready; `status` the
+    page's HTML.
+    """
+
+    def __init__(
+        self, metrics: Metrics, ready: Callable[[], str | None], status: Callable[[], str]
+    ) -> None:
+        self._metrics = metrics
+        self._ready = ready
+        self._status = status
+        self._runner: web.AppRunner | None = None
+        self.address = ""
+
+    async def start(self, address: str) -> None:
+        """Binds HOST:PORT. Raises OSError when that is not possible."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/metrics", self._serve_metrics),
+                web.get("/livez", self._serve_livez),
+                web.get("/readyz", self._serve_readyz),
+                web.get("/statusz", self._serve_statusz),
+                web.get("/", self._serve_statusz),
+            ]
+        )
+        host, _, port = address.rpartition(":")
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host.strip("[]") or None, int(port)).start()
+        bound = self._runner.addresses[0]
+        self.address = f"{host or '0.0.0.0'}:{bound[1]}"
+
+    async def stop(self) -> None:
+        """Closes the listener."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _serve_metrics(self, request: web.Request) -> web.Response:
+        body, content_type = self._metrics.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _serve_livez(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _serve_readyz(self, _: web.Request) -> web.Response:
+        why_not = self._ready()
+        if why_not is None:
+            return web.Response(text="ok\n")
+        return web.Response(status=503, text=f"{why_not}\n")
+
+    async def _serve_statusz(self, _: web.Request) -> web.Response:
+        return web.Response(text=self._status(), content_type="text/html")

@@ -1,0 +1,38 @@
+"""Anchors in a prompt that the router does not expand itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from router.faults import Fault, Reason
+from router.request.plan import MediaItem
+from router.vision.plan import ModelSpec
+
+
+def check_anchors(spec: ModelSpec, input_ids: Sequence[int], items: Sequence[MediaItem]) -> None:
+    """One anchor an item, in the items' order of modalities. Raises `Fault` ANCHOR_MISMATCH.
+
+    A worker expands what it finds: with an anchor too few it fails, with one
+    too many, or with a run that was expanded already, it answers wrongly.
+    """
+    modality_of: dict[int, str] = {token: name for name, token in spec.anchor_ids.items()}
+    ids = np.asarray(input_ids, dtype=np.uint32)
+    positions = np.flatnonzero(np.isin(ids, np.fromiter(modality_of, dtype=np.uint32)))
+    if len(positions) == len(items) and all(
+        modality_of[int(ids[at])] == item.modality
+        for at, item in zip(positions, items, strict=True)
+    ):
+        return
+    raise Fault(
+        Reason.ANCHOR_MISMATCH,
+        f"input_ids hold {len(positions)} media anchors for {len(items)} media items, "
+        "or in another order of modalities",
+        metadata={"found": str(len(positions)), "items": str(len(items))},
+    )
+
+
+def refuse_anchors(spec: ModelSpec, input_ids: Sequence[int]) -> None:
+    """A prompt without media must hold no anchor. Raises `Fault` ANCHOR_MISMATCH."""
+    check_anchors(spec, input_ids, ())

@@ -1,0 +1,237 @@
+"""The attempt loop: select, call, classify, exclude, back off, select again.
+
+The constraint, the bytes and the deadline are those of the first attempt.
+Nothing is prepared again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from router.faults import Fault
+from router.fleet.breaker import CallResult
+from router.fleet.fleet import Fleet
+from router.fleet.worker import Lease, Worker, WorkerState
+from router.observe.logging import get_logger
+from router.observe.metrics import Metrics
+from router.policy.base import Policy, RoutingView
+from router.request import failure
+from router.request.constraint import WireConstraint
+from router.request.failure import Again, Failure
+from router.request.relay import AttemptFailed, Limits, Progress, connect
+from router.request.retry import Attempts, RetryBudget, RetrySettings
+from router.request.select import OverloadRule, Survey, select, survey
+from router.wire import engine
+
+_log = get_logger("request")
+
+_ABORT_TIMEOUT = 2.0
+
+
+@dataclass
+class Attempt:
+    """One call of one worker. `id` is the request id that the worker sees."""
+
+    worker: Worker
+    id: str
+    deadline: float
+    progress: Progress = field(default_factory=Progress)
+
+    def time_left(self) -> float:
+        """Seconds until the request's deadline, at least a little."""
+        return max(0.001, self.deadline - asyncio.get_running_loop().time())
+
+    async def tell_abort(self) -> None:
+        """Asks the worker to end the request; a worker that cannot be asked has ended it."""
+        try:
+            await self.worker.stub.Abort(
+                engine.AbortRequest(request_ids=[self.id]), timeout=_ABORT_TIMEOUT
+            )
+        except grpc.aio.AioRpcError as error:
+            _log.warning("abort_failed", worker=self.worker.address, code=error.code().name)
+
+
+@dataclass(frozen=True)
+class Order:
+    """A prepared request on its way. `deadline` is loop time."""
+
+    request_id: str
+    constraint: WireConstraint
+    view: RoutingView
+    deadline: float
+    remote_media: bool = False
+
+
+@dataclass
+class Journey:
+    """What became of an order, for logs, metrics and the client's trailing metadata."""
+
+    attempts: int = 0
+    worker: str = ""
+    progress: Progress = field(default_factory=Progress)
+
+
+Exchange = Callable[[Attempt], Awaitable[None]]
+
+
+@dataclass
+class Running:
+    """Which attempts serve which client's request id now, so that Abort can reach them."""
+
+    _attempts: dict[str, list[Attempt]] = field(default_factory=dict)
+
+    def add(self, request_id: str, attempt: Attempt) -> None:
+        self._attempts.setdefault(request_id, []).append(attempt)
+
+    def remove(self, request_id: str, attempt: Attempt) -> None:
+        attempts = self._attempts[request_id]
+        attempts.remove(attempt)
+        if not attempts:
+            del self._attempts[request_id]
+
+    def of(self, request_id: str) -> list[Attempt]:
+        return list(self._attempts.get(request_id, ()))
+
+    def all(self) -> list[Attempt]:
+        return [attempt for attempts in self._attempts.values() for attempt in attempts]
+
+
+class Dispatcher:
+    """Sends orders to workers."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        policy: Policy,
+        metrics: Metrics,
+        *,
+        retry: RetrySettings,
+        budget: RetryBudget,
+        overload: OverloadRule,
+        limits: Limits,
+        load_interval: float,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.limits = limits
+        self.policy = policy
+        self.running = Running()
+        self._fleet = fleet
+        self._metrics = metrics
+        self._retry = retry
+        self._budget = budget
+        self._overload = overload
+        self.shed_hint = max(1.0, load_interval)
+        self._rng = rng or random.Random()
+
+    def survey(self, constraint: WireConstraint, tried: frozenset[Worker] = frozenset()) -> Survey:
+        """Every worker of the order's model, judged as of now."""
+        registry = self._fleet.registry
+        return survey(
+            registry.of_model(constraint.model),
+            constraint,
+            self._overload,
+            registry.clock(),
+            tried=tried,
+            unreadable=sum(w.capability is None for w in registry),
+        )
+
+    def now(self) -> float:
+        """The registry's clock, in seconds."""
+        return self._fleet.registry.clock()
+
+    async def run(self, order: Order, exchange: Exchange, journey: Journey) -> None:
+        """Carries out an order with as many attempts as are allowed.
+
+        `exchange` makes one call and raises `AttemptFailed`. Raises `Fault`
+        for the last failure; CancelledError when the client is gone.
+        """
+        loop = asyncio.get_running_loop()
+        attempts = Attempts(self._retry, self._budget, self._rng)
+        tried: frozenset[Worker] = frozenset()
+        while True:
+            attempts.made += 1
+            try:
+                lease = self._select(order, tried)
+            except Fault as fault:
+                why = _of_selection(fault)
+            else:
+                journey.attempts = attempts.made
+                result = await self._attempt(order, lease, exchange, journey)
+                if result is None:
+                    self._budget.succeeded()
+                    return
+                why = result
+                tried |= {lease.worker}
+            pause = attempts.pause_after(why, time_left=order.deadline - loop.time())
+            self._metrics.retry_budget.set(self._budget.tokens)
+            if pause is None:
+                raise why.fault
+            self._metrics.retries.labels(why.fault.reason.name.lower()).inc()
+            await asyncio.sleep(pause)
+
+    def _select(self, order: Order, tried: frozenset[Worker]) -> Lease:
+        seen = self.survey(order.constraint, tried)
+        return select(seen, order.view, self.policy, retry_after=self.shed_hint)
+
+    async def _attempt(
+        self, order: Order, lease: Lease, exchange: Exchange, journey: Journey
+    ) -> Failure | None:
+        worker = lease.worker
+        attempt = Attempt(worker, f"{order.request_id}-{uuid.uuid4().hex[:12]}", order.deadline)
+        journey.worker, journey.progress = worker.address, attempt.progress
+        self.running.add(order.request_id, attempt)
+        result, outcome = CallResult.NEUTRAL, "cancelled"
+        try:
+            await connect(worker.channel, min(self.limits.connect, attempt.time_left()))
+            await exchange(attempt)
+            result, outcome = CallResult.SUCCESS, "ok"
+            return None
+        except AttemptFailed as failed:
+            result, outcome = failed.why.result, failed.why.fault.reason.name.lower()
+            _log.info(
+                "attempt_failed",
+                request=order.request_id,
+                worker=worker.address,
+                attempt=journey.attempts,
+                reason=outcome,
+                why=failed.why.fault.message,
+            )
+            if failed.why.reread:
+                self._fleet.reread(worker)
+            return failed.why
+        finally:
+            # However the attempt ends, cancellation included.
+            lease.release(result)
+            self.running.remove(order.request_id, attempt)
+            if worker.state is not WorkerState.GONE:
+                self._metrics.attempts.labels(worker.address, outcome).inc()
+
+
+def _of_selection(fault: Fault) -> Failure:
+    again = Again.YES if fault.reason.name == "NO_AVAILABLE_WORKER" else Again.NO
+    return Failure(fault, CallResult.NEUTRAL, again, counts_against_budget=False)
+
+
+async def unary(
+    call: grpc.aio.UnaryUnaryCall[bytes, bytes], *, limits: Limits, progress: Progress
+) -> bytes:
+    """Awaits a unary call under the first-output limit. Raises `AttemptFailed`."""
+    try:
+        async with asyncio.timeout(limits.first_output):
+            answer = await call
+    except grpc.aio.AioRpcError as error:
+        raise AttemptFailed(failure.of_call(error, started=False, remote_media=False)) from error
+    except TimeoutError:
+        raise AttemptFailed(
+            failure.timed_out("first_output", limits.first_output, started=False)
+        ) from None
+    finally:
+        call.cancel()
+    progress.messages += 1
+    return answer

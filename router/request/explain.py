@@ -1,0 +1,77 @@
+"""What would happen to a Generate: the same steps, and nothing sent to a worker."""
+
+from __future__ import annotations
+
+from router.media.intake import MediaIntake
+from router.policy.base import RoutingView
+from router.request.pipeline import Decided, Pipeline, Record
+from router.request.prepared import Prepared
+from router.request.select import Judgement, pick
+from router.request.show import show_load
+from router.wire import admin, engine
+
+
+class Explainer:
+    """Runs the pipeline's own steps up to the choice of a worker."""
+
+    def __init__(self, pipeline: Pipeline, intake: MediaIntake) -> None:
+        self._pipeline = pipeline
+        self._intake = intake
+
+    async def explain(self, request: engine.GenerateRequest) -> admin.ExplainResponse:
+        """Raises the `Fault` that the request itself would meet before it is dispatched.
+
+        Media that the router would process are fetched and processed.
+        """
+        routing_key = request.router.routing_key
+        # Stripping for the wire drops what is to be shown.
+        anchors = len(request.tokenized.input_ids)
+        decided = self._pipeline.decide(request, "", Record(request_id=request.request_id))
+        async with self._intake.ticket() as ticket:
+            prepared = await self._pipeline.prepare(request, decided, ticket)
+        constraint = self._pipeline.constraint(decided, prepared)
+        dispatcher = self._pipeline.dispatcher
+        seen = dispatcher.survey(constraint)
+        shown = admin.ExplainResponse(
+            model=decided.model,
+            items=_items(decided, prepared),
+            mode=decided.resolution.mode.value,
+            reason=decided.resolution.why.value,
+            constraint=constraint.lines(),
+            workers=[_worker(j, dispatcher.now()) for j in seen.judgements],
+            policy=dispatcher.policy.name,
+            prompt_tokens=anchors,
+            estimated_tokens=prepared.prompt_tokens,
+        )
+        if candidates := seen.admissible:
+            view = RoutingView(prepared.prompt_tokens, routing_key)
+            shown.picked = candidates[pick(dispatcher.policy, view, candidates)].address
+        return shown
+
+
+def _items(decided: Decided, prepared: Prepared) -> list[admin.ExplainedItem]:
+    shown = []
+    for item in decided.plan.items:
+        blocker = item.blocker
+        entry = admin.ExplainedItem(
+            index=item.index,
+            modality=item.modality,
+            source=item.scheme,
+            forwardable=blocker is None,
+            why_not=blocker.value if blocker else "",
+        )
+        if item.index < len(prepared.items):
+            about = prepared.items[item.index]
+            entry.width, entry.height, entry.tokens = about.width, about.height, about.tokens
+        shown.append(entry)
+    return shown
+
+
+def _worker(judgement: Judgement, now: float) -> admin.ExplainedWorker:
+    cause = judgement.cause or judgement.absence
+    return admin.ExplainedWorker(
+        address=judgement.worker.address,
+        admitted=cause is None,
+        cause=cause.value if cause else "",
+        load=show_load(judgement.worker, now),
+    )

@@ -1,0 +1,200 @@
+"""What a failed attempt means: for the client, for the worker, for a retry."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+import grpc
+
+from router.faults import Fault, Reason
+from router.fleet.breaker import CallResult
+
+Code = grpc.StatusCode
+
+CONSTRAINT_FAILED = "smg-constraint-failed"
+PUSHBACK = "grpc-retry-pushback-ms"
+
+# Answers to what the client asked for: the same everywhere, and no sign of ill health.
+_CLIENT_FAULTS = frozenset(
+    {
+        Code.INVALID_ARGUMENT,
+        Code.OUT_OF_RANGE,
+        Code.FAILED_PRECONDITION,
+        Code.NOT_FOUND,
+        Code.ALREADY_EXISTS,
+        Code.PERMISSION_DENIED,
+        Code.UNAUTHENTICATED,
+        Code.UNIMPLEMENTED,
+    }
+)
+# How grpc words the loss of a connection, as against an answer of the worker's own.
+_TRANSPORT = re.compile(
+    r"failed to connect|stream removed|socket closed|connection (reset|refused|closed)|"
+    r"recvmsg|sendmsg|goaway|keepalive|end of tcp stream|broken pipe|channel closed",
+    re.IGNORECASE,
+)
+_TOO_LARGE = re.compile(r"message (is )?larger than max|larger than max", re.IGNORECASE)
+_SATURATED = re.compile(r"saturated", re.IGNORECASE)
+
+
+class Again(Enum):
+    """Whether another worker may help."""
+
+    NO = "no"
+    YES = "yes"
+    # As YES, but only for the first time that it happens to a request.
+    ONCE = "once"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One attempt's end. `fault` is for the client if this was the last attempt.
+
+    `pushback` is the worker's own wish for the pause before a retry, seconds;
+    negative forbids one. `reread` asks for its capability to be read again.
+    """
+
+    fault: Fault
+    result: CallResult
+    again: Again
+    pushback: float | None = None
+    reread: bool = False
+    counts_against_budget: bool = True
+
+
+class PassThrough(Fault):
+    """A worker's answer that goes to the client unchanged."""
+
+    def __init__(self, code: Code, details: str) -> None:
+        super().__init__(Reason.INVALID_REQUEST, details)
+        self.code = code
+
+
+def of_call(error: grpc.aio.AioRpcError, *, started: bool, remote_media: bool) -> Failure:
+    """Classifies a call that ended with a status.
+
+    `started`: output has gone to the client. `remote_media`: the worker had
+    to fetch media, so that its UNAVAILABLE may be the media host's.
+    """
+    code, details = error.code(), error.details() or ""
+    trailers = dict(error.trailing_metadata() or ())
+    if started:
+        if code in _CLIENT_FAULTS:
+            return Failure(PassThrough(code, details), CallResult.NEUTRAL, Again.NO)
+        return broken("the worker's stream broke off after its first output")
+    pushback = _pushback(trailers.get(PUSHBACK))
+    if CONSTRAINT_FAILED in trailers:
+        return Failure(
+            Fault(Reason.WORKER_UNAVAILABLE, "the worker no longer takes what it offered"),
+            CallResult.NEUTRAL,
+            Again.YES,
+            pushback,
+            reread=True,
+        )
+    if code in _CLIENT_FAULTS:
+        return Failure(PassThrough(code, details), CallResult.NEUTRAL, Again.NO)
+    match code:
+        case Code.RESOURCE_EXHAUSTED if _TOO_LARGE.search(details):
+            return Failure(
+                Fault(Reason.MESSAGE_TOO_LARGE, "the request is larger than the worker accepts"),
+                CallResult.NEUTRAL,
+                Again.NO,
+            )
+        case Code.RESOURCE_EXHAUSTED:
+            return _saturated(pushback)
+        case Code.UNAVAILABLE if _SATURATED.search(details):
+            return _saturated(pushback)
+        case Code.UNAVAILABLE:
+            foreign = remote_media and not _TRANSPORT.search(details)
+            return Failure(
+                Fault(Reason.WORKER_UNAVAILABLE, "the worker could not be reached or gave up"),
+                CallResult.NEUTRAL if foreign else CallResult.FAILURE,
+                Again.ONCE if foreign else Again.YES,
+                pushback,
+            )
+        case Code.DEADLINE_EXCEEDED:
+            return out_of_time("the worker did not answer within the deadline")
+        case Code.CANCELLED | Code.ABORTED:
+            return Failure(
+                Fault(Reason.WORKER_UNAVAILABLE, "the worker ended the call"),
+                CallResult.FAILURE,
+                Again.YES,
+                pushback,
+            )
+        case _:
+            return Failure(
+                Fault(Reason.WORKER_INTERNAL, "the worker failed internally"),
+                CallResult.FAILURE,
+                Again.ONCE,
+                pushback,
+            )
+
+
+def broken(message: str) -> Failure:
+    """A stream that cannot be continued."""
+    return Failure(Fault(Reason.WORKER_STREAM_BROKEN, message), CallResult.FAILURE, Again.NO)
+
+
+def incomplete(*, started: bool) -> Failure:
+    """A stream that ended OK without all of its Completes."""
+    return Failure(
+        Fault(Reason.WORKER_STREAM_BROKEN, "the worker's stream ended without completing"),
+        CallResult.FAILURE,
+        Again.NO if started else Again.YES,
+    )
+
+
+def too_large(size: int, limit: int) -> Failure:
+    """A request that is over the limit of a message before it is sent."""
+    return Failure(
+        Fault(
+            Reason.MESSAGE_TOO_LARGE,
+            f"the prepared request has {size} bytes, the limit of a message is {limit}",
+            metadata={"size": str(size), "limit": str(limit)},
+        ),
+        CallResult.NEUTRAL,
+        Again.NO,
+        counts_against_budget=False,
+    )
+
+
+def timed_out(limit: str, seconds: float, *, started: bool) -> Failure:
+    """One of our own limits (`connect`, `first_output`, `idle`) ran out."""
+    return Failure(
+        Fault(
+            Reason.WORKER_TIMEOUT,
+            f"the worker exceeded the {limit.replace('_', ' ')} limit of {seconds:g}s",
+            metadata={"limit": limit},
+        ),
+        CallResult.FAILURE,
+        Again.NO if started else Again.YES,
+    )
+
+
+def out_of_time(message: str) -> Failure:
+    """The client's deadline or the longest life of a request is over."""
+    return Failure(
+        Fault(Reason.WORKER_TIMEOUT, message, metadata={"limit": "total"}),
+        CallResult.NEUTRAL,
+        Again.NO,
+    )
+
+
+def _saturated(pushback: float | None) -> Failure:
+    return Failure(
+        Fault(Reason.WORKER_SATURATED, "the worker is saturated"),
+        CallResult.NEUTRAL,
+        Again.YES,
+        pushback,
+    )
+
+
+def _pushback(value: str | bytes | None) -> float | None:
+    if value is None:
+        return None
+    try:
+        return int(value) / 1000
+    except ValueError:
+        return -1.0  # gRPC: what cannot be read means "do not retry"

@@ -1,0 +1,264 @@
+"""From a request to the bytes for a worker.
+
+In the router: fetch, sniff, plan, decode, resize and pack each item, expand
+the prompt, and check the result as if a stranger had made it. In the worker:
+judge the references and leave them as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from router.faults import Fault, Reason
+from router.fleet.model import Model
+from router.media.intake import Blob, MediaIntake, MediaSource, Ticket
+from router.observe.metrics import Metrics
+from router.request.anchors import check_anchors, refuse_anchors
+from router.request.estimate import estimate_item
+from router.request.plan import MediaItem, MediaPlan
+from router.request.prepared import ItemSize, MessageBody, Prepared, TensorBody
+from router.request.tensors_in import adopt_client_tensors
+from router.vision.backend.base import Backend
+from router.vision.identity import media_identity
+from router.vision.plan import ItemPlan, Modality, ModelSpec, PixelFormat
+from router.vision.tensors import Batch, build_batch
+from router.vision.tensors_check import WireLimits, check_mm_inputs
+from router.wire import engine
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One item on its way through the router."""
+
+    item: MediaItem
+    blob: Blob
+    plan: ItemPlan
+
+
+class Preparer:
+    """Owns nothing; knows where media come from and what packs them."""
+
+    def __init__(self, intake: MediaIntake, backend: Backend, metrics: Metrics) -> None:
+        self._intake = intake
+        self._backend = backend
+        self._metrics = metrics
+
+    # -- No references
+
+    def text(self, request: engine.GenerateRequest, model: Model | None) -> Prepared:
+        """A request without media goes on as it is."""
+        if request.WhichOneof("input") == "text":
+            # A token is at least a byte, and most are four: good enough to weigh the load.
+            return Prepared(MessageBody(strip(request)), max(1, len(request.text) // 4), True)
+        ids = request.tokenized.input_ids
+        if model is not None and model.spec is not None:
+            refuse_anchors(model.spec, ids)
+        return Prepared(MessageBody(strip(request)), len(ids))
+
+    async def client_tensors(
+        self, request: engine.GenerateRequest, model: Model, *, trust_hashes: bool
+    ) -> Prepared:
+        """A request whose tensors the client made: checked, its hashes made our own."""
+        spec = spec_of(model)
+        checked = await asyncio.to_thread(adopt_client_tensors, request, spec, trust_hashes)
+        formats = {f for f in checked.pixel_formats if f is not None}
+        if len({f.normalized for f in formats}) > 1:
+            raise Fault(
+                Reason.MALFORMED_TENSORS,
+                "mm_inputs: one batch holds raw pixels and another normalised ones",
+                metadata={"check": "dtype"},
+            )
+        return Prepared(
+            MessageBody(strip(request)),
+            prompt_tokens=len(request.tokenized.input_ids),
+            item_counts=checked.item_counts,
+            largest_item_tokens=checked.largest_item_tokens,
+            pixel_format=min(formats, key=lambda f: f.itemsize, default=None),
+        )
+
+    # -- In the worker
+
+    async def forward(
+        self, request: engine.GenerateRequest, plan: MediaPlan, model: Model
+    ) -> Prepared:
+        """References for a worker: each judged, one anchor each, nothing fetched."""
+        spec = spec_of(model)
+        ids = request.tokenized.input_ids
+        check_anchors(spec, ids, plan.items)
+        await _all(self._intake.judge(source_of(item), item.index) for item in plan.items)
+        estimates = [estimate_item(spec, item) for item in plan.items]
+        return Prepared(
+            MessageBody(strip(request)),
+            prompt_tokens=len(spec.expand(ids, [e.plan for e in estimates]).ids),
+            estimated=True,
+            item_counts=_counts(plan.items),
+            items=tuple(
+                ItemSize(
+                    e.plan.source_width if e.known else 0,
+                    e.plan.source_height if e.known else 0,
+                    e.plan.feature_tokens,
+                )
+                for e in estimates
+            ),
+        )
+
+    # -- In the router
+
+    async def process(
+        self,
+        request: engine.GenerateRequest,
+        plan: MediaPlan,
+        model: Model,
+        model_id: str,
+        pixels: PixelFormat,
+        ticket: Ticket,
+    ) -> Prepared:
+        """Tensors for a worker that takes `pixels`, and the expanded prompt."""
+        spec = spec_of(model)
+        for item in plan.items:
+            if item.modality not in spec.modalities:
+                raise Fault.of_item(
+                    Reason.MULTIMODAL_NOT_SUPPORTED,
+                    item.index,
+                    f"this model takes no {item.modality}",
+                    modality=item.modality,
+                )
+        ids = request.tokenized.input_ids
+        check_anchors(spec, ids, plan.items)
+        loaded = await _all(self._load(item, spec, ticket) for item in plan.items)
+        expanded = spec.expand(ids, [x.plan for x in loaded])
+        arrays = [await self._pack(x, spec, pixels, ticket) for x in loaded]
+        hashes = await _all(self._identify(x, model_id, spec, ticket) for x in loaded)
+        batches = _batches(spec, loaded, arrays, pixels, expanded.ranges, hashes)
+        check_mm_inputs(
+            [b.head for b in batches],
+            expanded.ids,
+            spec,
+            WireLimits(pixels=pixels),
+            pixel_bytes=[b.payload_bytes for b in batches],
+        )
+        request.ClearField("media_refs")
+        stripped = strip(request)
+        del stripped.tokenized.input_ids[:]
+        stripped.tokenized.input_ids.extend(expanded.ids.tolist())
+        return Prepared(
+            TensorBody(stripped, batches),
+            prompt_tokens=len(expanded.ids),
+            item_counts=_counts(plan.items),
+            items=tuple(
+                ItemSize(x.plan.source_width, x.plan.source_height, x.plan.feature_tokens)
+                for x in loaded
+            ),
+            largest_item_tokens=max(x.plan.feature_tokens for x in loaded),
+            pixel_format=pixels,
+            model_fingerprint=model.fingerprint,
+        )
+
+    async def _load(self, item: MediaItem, spec: ModelSpec, ticket: Ticket) -> Loaded:
+        with self._metrics.stage.labels("fetch").time():
+            blob = await ticket.load(source_of(item), item.index)
+        self._metrics.media_bytes.labels(_source_label(item)).inc(len(blob.data))
+        header = blob.header
+        plan = spec.plan_image(
+            header.width, header.height, index=item.index, max_long_side=item.max_long_side
+        )
+        return Loaded(item, blob, plan)
+
+    async def _pack(
+        self, loaded: Loaded, spec: ModelSpec, pixels: PixelFormat, ticket: Ticket
+    ) -> npt.NDArray[Any]:
+        with self._metrics.stage.labels("decode").time():
+            picture: npt.NDArray[np.uint8] = await ticket.decode(loaded.blob)
+        with self._metrics.stage.labels("pack").time():
+            return await ticket.run(spec.pack, loaded.plan, picture, pixels, self._backend)
+
+    async def _identify(
+        self, loaded: Loaded, model_id: str, spec: ModelSpec, ticket: Ticket
+    ) -> str:
+        with self._metrics.stage.labels("hash").time():
+            return await ticket.run(
+                media_identity,
+                loaded.item.modality,
+                loaded.blob.data,
+                model_id,
+                shaped_by=loaded.plan.hint,
+            )
+
+
+def strip(request: engine.GenerateRequest) -> engine.GenerateRequest:
+    """The request, rid of our extension fields, as a worker is to see it.
+
+    In place: the parsed request is ours, and may carry megabytes.
+    """
+    request.ClearField("router")
+    for ref in request.media_refs.items:
+        ref.ClearField("data")
+        ref.ClearField("hints")
+    return request
+
+
+def spec_of(model: Model) -> ModelSpec:
+    """How the model's media become tensors. Raises `Fault` MULTIMODAL_NOT_SUPPORTED."""
+    if model.spec is None:
+        raise Fault(
+            Reason.MULTIMODAL_NOT_SUPPORTED,
+            model.problem or "this model takes no media, or its family is not known",
+        )
+    return model.spec
+
+
+def source_of(item: MediaItem) -> MediaSource:
+    modality: Modality = "video" if item.modality == "video" else "image"
+    return MediaSource(modality, url=item.url, data=item.data)
+
+
+def _batches(
+    spec: ModelSpec,
+    loaded: Sequence[Loaded],
+    arrays: Sequence[npt.NDArray[Any]],
+    pixels: PixelFormat,
+    ranges: Sequence[tuple[int, int]],
+    hashes: Sequence[str],
+) -> list[Batch]:
+    batches = []
+    # Images first, as the modality that a plain mm_inputs is taken for.
+    for modality in sorted({x.plan.modality for x in loaded}):
+        at = [i for i, x in enumerate(loaded) if x.plan.modality == modality]
+        batches.append(
+            build_batch(
+                spec,
+                [loaded[i].plan for i in at],
+                [arrays[i] for i in at],
+                pixels,
+                [ranges[i] for i in at],
+                [hashes[i] for i in at],
+            )
+        )
+    return batches
+
+
+def _counts(items: Sequence[MediaItem]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(Counter(item.modality for item in items).items()))
+
+
+def _source_label(item: MediaItem) -> str:
+    return item.scheme if item.scheme in ("http", "https", "data", "file", "inline") else "other"
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Awaits all at once; the first failure cancels the rest and is raised as itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]

@@ -1,0 +1,182 @@
+"""A worker's stream to the client, as raw bytes.
+
+Token chunks pass without being parsed. Only a Complete is, since a stream is
+whole when every choice had one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from router.request import failure
+from router.request.failure import Failure
+from router.wire import engine
+
+# The tag of GenerateResponse.chunk: field 1, length-delimited. A message that
+# begins otherwise is parsed to see what it is.
+_CHUNK = b"\n"
+
+Write = Callable[[bytes], Awaitable[None]]
+
+
+class AttemptFailed(Exception):
+    """An attempt came to no good end."""
+
+    def __init__(self, why: Failure) -> None:
+        super().__init__(why.fault.message)
+        self.why = why
+
+
+@dataclass
+class Progress:
+    """How far a relay has come, readable while it runs and after it ended."""
+
+    messages: int = 0
+    completes: set[int] = field(default_factory=set)
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    finish_reasons: list[str] = field(default_factory=list)
+    first_output_at: float | None = None
+    # When the last message came (loop time), and whether it is still being written.
+    last_at: float = 0.0
+    writing: bool = False
+
+    @property
+    def started(self) -> bool:
+        return self.messages > 0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Longest waits of one attempt, in seconds."""
+
+    connect: float = 5.0
+    first_output: float = 300.0
+    idle: float = 120.0
+
+
+class Watchdog:
+    """Cancels a call whose worker stays silent too long.
+
+    One timer a stream, set anew when it fires: a message costs no more than
+    noting the time. A client that reads slowly is not a silent worker.
+    """
+
+    def __init__(
+        self,
+        call: grpc.aio.Call,
+        progress: Progress,
+        limits: Limits,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._call = call
+        self._progress = progress
+        self._limits = limits
+        self._loop = loop
+        self.expired: tuple[str, float] | None = None
+        self._timer = loop.call_later(limits.first_output, self._look)
+
+    def _look(self) -> None:
+        progress, limits = self._progress, self._limits
+        silence = self._loop.time() - progress.last_at
+        if not progress.started:
+            self._expire("first_output", limits.first_output)
+        elif progress.writing:
+            self._timer = self._loop.call_later(limits.idle, self._look)
+        elif silence >= limits.idle:
+            self._expire("idle", limits.idle)
+        else:
+            self._timer = self._loop.call_later(limits.idle - silence, self._look)
+
+    def _expire(self, limit: str, seconds: float) -> None:
+        self.expired = limit, seconds
+        self._call.cancel()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
+async def stream(
+    call: grpc.aio.UnaryStreamCall[bytes, bytes],
+    write: Write,
+    *,
+    choices: int,
+    limits: Limits,
+    progress: Progress,
+    remote_media: bool,
+    on_first: Callable[[], None],
+) -> None:
+    """Relays until every one of `choices` has completed and the stream has ended.
+
+    `on_first` is called before the first message is passed on. Raises
+    `AttemptFailed`; CancelledError when the client is gone. Whatever
+    happens, the call is over when this returns.
+    """
+    loop = asyncio.get_running_loop()
+    watchdog = Watchdog(call, progress, limits, loop)
+    try:
+        async for message in call:
+            progress.last_at = loop.time()
+            if not progress.messages:
+                progress.first_output_at = progress.last_at
+                on_first()
+            progress.messages += 1
+            if message[:1] != _CHUNK:
+                _note_complete(message, progress)
+            progress.writing = True
+            await write(message)
+            progress.writing = False
+    except grpc.aio.AioRpcError as error:
+        raise AttemptFailed(
+            failure.of_call(error, started=progress.started, remote_media=remote_media)
+        ) from error
+    except asyncio.CancelledError:
+        if watchdog.expired is None or _being_cancelled():
+            raise
+        limit, seconds = watchdog.expired
+        raise AttemptFailed(failure.timed_out(limit, seconds, started=progress.started)) from None
+    finally:
+        watchdog.stop()
+        call.cancel()
+    if len(progress.completes) < choices:
+        raise AttemptFailed(failure.incomplete(started=progress.started))
+
+
+def _note_complete(message: bytes, progress: Progress) -> None:
+    response = engine.GenerateResponse.FromString(message)
+    if not response.HasField("complete"):
+        return
+    complete = response.complete
+    progress.completes.add(complete.index)
+    progress.prompt_tokens = max(progress.prompt_tokens, complete.prompt_tokens)
+    progress.cached_tokens = max(progress.cached_tokens, complete.cached_tokens)
+    progress.finish_reasons.append(complete.finish_reason)
+
+
+def _being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def connect(channel: grpc.aio.Channel, limit: float) -> None:
+    """Waits until the channel is connected. Raises `AttemptFailed` after `limit` seconds."""
+    state = channel.get_state(try_to_connect=True)
+    if state is grpc.ChannelConnectivity.READY:
+        return
+    try:
+        async with asyncio.timeout(limit):
+            while state is not grpc.ChannelConnectivity.READY:
+                if state in (
+                    grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+                    grpc.ChannelConnectivity.SHUTDOWN,
+                ):
+                    # The call itself then says what is wrong, at once.
+                    return
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError:
+        raise AttemptFailed(failure.timed_out("connect", limit, started=False)) from None

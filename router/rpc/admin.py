@@ -1,0 +1,131 @@
+"""`mmrouter.v1.RouterAdmin`: the fleet for operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+
+from router.config import worker_address
+from router.faults import Fault
+from router.fleet.fleet import Fleet
+from router.fleet.worker import Role, Worker
+from router.request.explain import Explainer
+from router.request.show import show_load
+from router.rpc.errors import wire_error
+from router.wire import admin, router_pb2_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
+
+_ROLES = {
+    admin.WORKER_ROLE_UNSPECIFIED: Role.BOTH,
+    admin.BOTH: Role.BOTH,
+    admin.PREFILL: Role.PREFILL,
+    admin.DECODE: Role.DECODE,
+    admin.ENCODE: Role.ENCODE,
+}
+
+
+class AdminService(router_pb2_grpc.RouterAdminServicer):
+    """Lists and changes workers, and explains requests."""
+
+    def __init__(self, fleet: Fleet, explainer: Explainer, clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._explainer = explainer
+        self._clock = clock
+
+    async def ListWorkers(
+        self, request: admin.ListWorkersRequest, context: Context
+    ) -> admin.ListWorkersResponse:
+        """Every registered worker, in order of registration."""
+        return admin.ListWorkersResponse(workers=[self._shown(w) for w in self._fleet.registry])
+
+    async def AddWorker(
+        self, request: admin.AddWorkerRequest, context: Context
+    ) -> admin.AddWorkerResponse:
+        """Registers a worker, pending."""
+        try:
+            address = worker_address(request.address)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if self._fleet.registry.get(address) is not None:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{address} is registered already")
+        worker = self._fleet.add(
+            address, role=_ROLES.get(request.role, Role.BOTH), labels=dict(request.labels)
+        )
+        return admin.AddWorkerResponse(worker=self._shown(worker))
+
+    async def DrainWorker(
+        self, request: admin.DrainWorkerRequest, context: Context
+    ) -> admin.DrainWorkerResponse:
+        """Stops new requests for a worker; it goes when it is idle."""
+        worker = await self._worker(request.address, context)
+        self._fleet.drain(worker)
+        return admin.DrainWorkerResponse(worker=self._shown(worker))
+
+    async def RemoveWorker(
+        self, request: admin.RemoveWorkerRequest, context: Context
+    ) -> admin.RemoveWorkerResponse:
+        """Takes a worker out at once."""
+        worker = await self._worker(request.address, context)
+        await self._fleet.remove(worker)
+        return admin.RemoveWorkerResponse(worker=self._shown(worker))
+
+    async def Explain(
+        self, request: admin.ExplainRequest, context: Context
+    ) -> admin.ExplainResponse:
+        """What would happen to a Generate."""
+        try:
+            return await self._explainer.explain(request.request)
+        except Fault as fault:
+            failed = wire_error(fault)
+            await context.abort(failed.code, failed.message, failed.trailers)
+
+    async def _worker(self, address: str, context: Context) -> Worker:
+        try:
+            found = self._fleet.registry.get(worker_address(address))
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if found is None:
+            await _not_found(context, address)
+        return found
+
+    def _shown(self, worker: Worker) -> admin.Worker:
+        return show_worker(worker, self._clock())
+
+
+async def _not_found(context: Context, address: str) -> NoReturn:
+    await context.abort(grpc.StatusCode.NOT_FOUND, "no worker is registered at that address")
+
+
+def show_worker(worker: Worker, now: float) -> admin.Worker:
+    """A worker as RouterAdmin shows it."""
+    shown = admin.Worker(
+        address=worker.address,
+        generation=worker.generation,
+        state=worker.state.name,
+        reason=worker.state_reason,
+        seconds_in_state=worker.seconds_in_state,
+        role=worker.role.name,
+        model=worker.model_name or "",
+        load=show_load(worker, now),
+        labels=dict(worker.labels),
+    )
+    capability = worker.capability
+    if capability is not None:
+        shown.capability.CopyFrom(
+            admin.Capability(
+                mm_processor=capability.mm_processor,
+                media_ref_schemes=sorted(capability.schemes),
+                device_normalize=capability.device_normalize,
+                encoder_dtype=capability.encoder_dtype,
+                item_limits=dict(capability.item_limits),
+                encoder_budget=capability.encoder_budget or 0,
+                max_context_length=capability.context_length or 0,
+                block_size=capability.block_size or 0,
+                max_num_seqs=capability.max_num_seqs or 0,
+            )
+        )
+    return shown
