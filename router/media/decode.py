@@ -20,6 +20,8 @@ from PIL import Image, ImageOps
 
 from router.faults import Fault, Reason
 from router.media.header import Colour, ImageFormat, ImageHeader
+from router.media.sandbox.process import DecoderProcess, SandboxFailed
+from router.media.sandbox.protocol import Job, Kind
 
 Pixels: TypeAlias = NDArray[np.uint8]
 
@@ -42,11 +44,35 @@ _PILLOW_NAMES = {
     ImageFormat.AVIF: ("AVIF",),
     ImageFormat.JPEG2000: ("JPEG2000",),
 }
+_ISOLATED = frozenset({ImageFormat.TIFF, ImageFormat.AVIF, ImageFormat.JPEG2000})
+# Encoders make about ten.
+_MAX_SCANS = 64
+_SLICE = 1024 * 1024
 _RGB = cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION
 
 
-def decode(data: bytes, header: ImageHeader, index: int) -> Pixels:
-    """Decodes one image that `sniff` has let through.
+def is_hard(data: bytes, header: ImageHeader) -> bool:
+    """Whether the image belongs into the sandbox. May take milliseconds for a long file.
+
+    Because of the decoder (TIFF, AVIF, JPEG 2000: large libraries, seldom used),
+    or because no header bounds the work: a progressive JPEG may go over every
+    pixel any number of times.
+    """
+    if header.format in _ISOLATED:
+        return True
+    if not header.many_scans:
+        return False
+    # In slices, so that the interpreter lock can change hands.
+    scans = 0
+    for start in range(0, len(data), _SLICE):
+        scans += data.count(b"\xff\xda", start, start + _SLICE)
+        if scans > _MAX_SCANS:
+            return True
+    return False
+
+
+def decode_in_process(data: bytes, header: ImageHeader, index: int) -> Pixels:
+    """Decodes one image that `sniff` has let through, here.
 
     Returns uint8 [height, width, 3], RGB, upright, C-contiguous. Blocks; runs
     without the interpreter lock for nearly all of its time. Raises Fault
@@ -57,12 +83,31 @@ def decode(data: bytes, header: ImageHeader, index: int) -> Pixels:
     if pixels is None:
         pixels = _with_pillow(data, header)
     if pixels is None or pixels.shape != (header.height, header.width, 3):
-        raise Fault.of_item(
-            Reason.MEDIA_DECODE_FAILED,
-            index,
-            f"the {header.format.value} data is damaged or truncated",
-        )
+        raise damaged(header, index)
     return pixels
+
+
+def decode_in_sandbox(
+    process: DecoderProcess, data: bytes, header: ImageHeader, index: int, *, timeout: float
+) -> Pixels:
+    """The same in a decoder process, within `timeout` seconds."""
+    try:
+        _, pixels = process.call(
+            Job(Kind.IMAGE, len(data)),
+            data,
+            timeout=timeout,
+            shape=(header.height, header.width, 3),
+        )
+    except SandboxFailed:
+        raise damaged(header, index) from None
+    return pixels
+
+
+def damaged(header: ImageHeader, index: int) -> Fault:
+    """The one fault of every image that does not decode."""
+    return Fault.of_item(
+        Reason.MEDIA_DECODE_FAILED, index, f"the {header.format.value} data is damaged or truncated"
+    )
 
 
 def _opencv_is_equal(header: ImageHeader) -> bool:

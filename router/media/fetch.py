@@ -13,7 +13,7 @@ import random
 import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
@@ -53,6 +53,7 @@ class Response:
     validators: Validators
     cache_control: str = ""
     age: int = 0
+    redirected: bool = False
 
 
 class _Retry(Exception):
@@ -152,12 +153,13 @@ class Fetcher:
 
     async def _follow(self, download: _Download) -> Response:
         url, index = download.url, download.index
-        for _ in range(self._limits.max_redirects + 1):
+        for hop in range(self._limits.max_redirects + 1):
             self.judge(url, index)
             async with self._exchange(url, download) as response:
                 location = response.headers.get("Location")
                 if response.status not in _REDIRECTS or location is None:
-                    return await self._receive(response, url, download)
+                    received = await self._receive(response, url, download)
+                    return replace(received, redirected=hop > 0)
             url = join(url, location, index=index)
         raise _failed(url, index, f"it redirects more than {self._limits.max_redirects} times")
 

@@ -46,6 +46,8 @@ class ImageHeader:
     bit_depth: int = 8
     colour: Colour = Colour.RGB
     animated: bool = False
+    # JPEG only: the picture may be coded in any number of passes.
+    many_scans: bool = False
 
     @property
     def width(self) -> int:

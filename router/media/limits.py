@@ -9,6 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from router.media.header import ImageFormat
+
+# JPEG 2000 is decoded where asked for, but its decoder is the one that hangs.
+DEFAULT_FORMATS = frozenset(ImageFormat) - {ImageFormat.JPEG2000}
+
 MIB = 1024 * 1024
 
 # Pillow's bomb limit, which is also the workers': 178,956,970 pixels.
@@ -66,10 +71,11 @@ class MediaLimits:
     budget_wait: float = 0.05
     budget_retry_after: float = 1.0
     local_root: Path | None = None
+    formats: frozenset[ImageFormat] = DEFAULT_FORMATS
     # 0: as many as the cores this process may use.
     worker_threads: int = 0
-    # Bytes of downloads kept for reuse; 0 switches reuse off.
-    url_cache_bytes: int = 256 * MIB
+    # Of downloads and prepared tensors kept for reuse; 0 switches reuse off.
+    cache_bytes: int = 512 * MIB
     # Decoder processes for the formats that are not decoded in this one.
     sandbox_processes: int = 1
     sandbox_memory: int = 4096 * MIB

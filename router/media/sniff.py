@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection
 from router.faults import Fault, Reason
 from router.media.formats import bmp, gif, isobmff, jpeg, jpeg2000, png, tiff, webp
 from router.media.header import BadHeader, ImageFormat, ImageHeader
-
-DEFAULT_FORMATS = frozenset(ImageFormat) - {ImageFormat.JPEG2000}
+from router.media.limits import DEFAULT_FORMATS
 
 # JPEG, WebP, PNG and the rest cannot say more than this, and most decoders stop far below.
 _MAX_SIDE = 2**24
@@ -59,7 +58,6 @@ _FOREIGN: tuple[tuple[bytes, str], ...] = (
     (b"OggS", "Ogg"),
     (b"ID3", "audio"),
 )
-_HEIF_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"})
 
 
 def sniff(
@@ -138,7 +136,7 @@ def foreign_name(data: bytes) -> str:
     if not data:
         return "empty"
     if data[4:8] == b"ftyp":
-        return "HEIC" if isobmff.brands(data) & _HEIF_BRANDS else "MP4 or QuickTime video"
+        return "HEIC" if isobmff.is_heif(data) else "MP4 or QuickTime video"
     for magic, name in _FOREIGN:
         if data.startswith(magic):
             return name

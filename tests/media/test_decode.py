@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from router.faults import Fault, Reason
-from router.media.decode import decode
+from router.media.decode import decode_in_process as decode
 from router.media.header import ImageFormat
 from router.media.sniff import sniff
 from tests.media.images import BAD, GOLDENS, GOOD, read, sha256

@@ -10,6 +10,7 @@ from router.media.header import BadHeader, ImageFormat, ImageHeader, Truncated
 _MAX_BOXES = 1024
 # meta comes first and is small; what is longer is not looked at.
 _MAX_META = 1024 * 1024
+_HEIF_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"})
 # Orientation that undoes `irot` (quarter turns anticlockwise) after `imir`.
 _ORIENTATIONS = {
     (0, None): 1, (1, None): 8, (2, None): 3, (3, None): 6,
@@ -26,6 +27,11 @@ def brands(data: bytes) -> frozenset[bytes]:
     return frozenset(
         {data[8:12], *(data[at : at + 4] for at in range(16, min(size, len(data)) - 3, 4))}
     )
+
+
+def is_heif(data: bytes) -> bool:
+    """Whether the file is a still picture that is not AVIF: HEIC and its like."""
+    return not _HEIF_BRANDS.isdisjoint(brands(data))
 
 
 def read(data: bytes) -> ImageHeader:

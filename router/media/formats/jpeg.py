@@ -9,6 +9,7 @@ from router.media.header import BadHeader, Colour, ImageFormat, ImageHeader, Tru
 _MAX_SEGMENTS = 4096
 _MAX_FILL = 4096
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
 _COLOURS = {1: Colour.GREY, 3: Colour.RGB, 4: Colour.CMYK}
 
@@ -16,6 +17,7 @@ _COLOURS = {1: Colour.GREY, 3: Colour.RGB, 4: Colour.CMYK}
 def read(data: bytes) -> ImageHeader:
     """Reads the header of a JPEG file. Raises BadHeader."""
     frame: tuple[int, int, int, int] | None = None
+    many_scans = False
     exif_parts: list[bytes] = []
     xmp: bytes | None = None
     at = 2
@@ -23,6 +25,9 @@ def read(data: bytes) -> ImageHeader:
         marker, at = _next_marker(data, at)
         if marker in _ALONE:
             continue
+        if marker == 0xDA and frame is not None and at + 2 < len(data):
+            # A first scan without all the components means that more follow.
+            many_scans |= data[at + 2] != frame[3]
         if marker is None or marker in (0xDA, 0xD9):
             break
         length = int.from_bytes(data[at : at + 2], "big")
@@ -35,6 +40,7 @@ def read(data: bytes) -> ImageHeader:
             height = int.from_bytes(data[body + 1 : body + 3], "big")
             width = int.from_bytes(data[body + 3 : body + 5], "big")
             frame = (data[body], width, height, data[body + 5])
+            many_scans = marker in _PROGRESSIVE
         elif marker == 0xE1 and data.startswith(b"Exif\0\0", body):
             # A long EXIF block goes on in further segments.
             exif_parts.append(data[body + 6 if exif_parts else body : end])
@@ -53,6 +59,7 @@ def read(data: bytes) -> ImageHeader:
         orientation=exif.orientation(b"".join(exif_parts), xmp),
         bit_depth=precision,
         colour=_COLOURS[components],
+        many_scans=many_scans,
     )
 
 

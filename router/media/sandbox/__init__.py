@@ -1,0 +1,1 @@
+"""Decoding in processes that may die."""

@@ -1,0 +1,42 @@
+"""Signed URLs: which part of the query names the object, and which only proves a right to it.
+
+A signed URL changes with every request although the object stays the same.
+The parameters are those of AWS (SigV4, SigV2, CloudFront), Google Cloud
+Storage, Azure SAS and Alibaba OSS.
+"""
+
+from __future__ import annotations
+
+_PROOFS = frozenset({"x-amz-signature", "x-goog-signature", "x-oss-signature", "signature", "sig"})
+_AROUND = frozenset(
+    {
+        *("x-amz-algorithm", "x-amz-credential", "x-amz-date", "x-amz-expires"),
+        *("x-amz-security-token", "x-amz-signedheaders"),
+        *("x-goog-algorithm", "x-goog-credential", "x-goog-date", "x-goog-expires"),
+        "x-goog-signedheaders",
+        *("x-oss-signature-version", "x-oss-credential", "x-oss-date", "x-oss-expires"),
+        *("expires", "policy", "key-pair-id", "awsaccesskeyid", "googleaccessid", "ossaccesskeyid"),
+        *("sv", "st", "se", "sr", "sp", "spr", "sip", "skoid", "sktid", "skt", "ske", "sks", "skv"),
+    }
+)
+
+
+def without_signature(target: str) -> str:
+    """Path and query without the parameters of a signature.
+
+    A target that carries no signature comes back unchanged, whatever its other
+    parameters are called: `?id=1` and `?id=2` differ, and so do `?sp=1` and `?sp=2`.
+    """
+    path, question, query = target.partition("?")
+    if not question:
+        return target
+    parameters = query.split("&")
+    names = [parameter.partition("=")[0].lower() for parameter in parameters]
+    if _PROOFS.isdisjoint(names):
+        return target
+    kept = [
+        parameter
+        for parameter, name in zip(parameters, names, strict=True)
+        if name not in _PROOFS and name not in _AROUND
+    ]
+    return path + question + "&".join(kept) if kept else path
