@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-Filter = Literal["bilinear", "bicubic"]
+Filter = Literal["bilinear", "bicubic", "lanczos"]
 Rule = Literal["torch", "pillow12", "pillow13"]
 
 

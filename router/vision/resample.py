@@ -11,6 +11,7 @@ Sources of the formulas: PyTorch `aten/src/ATen/native/cpu/UpSampleKernel.cpp`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from router.vision.geometry import Filter, Rule
 
-_SUPPORT: dict[Filter, float] = {"bilinear": 1.0, "bicubic": 2.0}
+_SUPPORT: dict[Filter, float] = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 _PILLOW_PRECISION = 32 - 8 - 2
 _TORCH_MAX_PRECISION = 22
 
@@ -48,6 +49,10 @@ class Taps:
             self.first[start:end], self.count[start:end], self.weights[start:end], self.precision
         )
 
+    def shifted(self, by: int) -> Taps:
+        """The same taps over an input whose first `-by` positions were cut off."""
+        return Taps(self.first + np.int32(by), self.count, self.weights, self.precision)
+
 
 @lru_cache(maxsize=64)
 def taps(in_size: int, out_size: int, filter: Filter, rule: Rule) -> Taps:
@@ -62,7 +67,7 @@ def taps(in_size: int, out_size: int, filter: Filter, rule: Rule) -> Taps:
     count = np.minimum(last - first, ceil(support) * 2 + 1)
     steps = np.arange(int(count.max()), dtype=np.int64)
     distance = (steps[None, :] + first[:, None] - center[:, None] + 0.5) * (1.0 / stretch)
-    weights = _triangle(distance) if filter == "bilinear" else _keys_cubic(distance)
+    weights = _KERNELS[filter](distance)
     weights[steps[None, :] >= count[:, None]] = 0.0
     total = np.zeros(out_size, dtype=np.float64)
     for step in range(weights.shape[1]):  # in the reference's order of summation
@@ -103,3 +108,19 @@ def _keys_cubic(x: npt.NDArray[np.float64], a: float = -0.5) -> npt.NDArray[np.f
     near = ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
     far = (((x - 5.0) * x + 8.0) * x - 4.0) * a
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
+
+
+def _lanczos(x: npt.NDArray[np.float64], a: float = 3.0) -> npt.NDArray[np.float64]:
+    return np.where((x >= -a) & (x < a), _sinc(x) * _sinc(x / a), 0.0)
+
+
+def _sinc(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    scaled = np.where(x == 0.0, 1.0, x * np.pi)
+    return np.where(x == 0.0, 1.0, np.sin(scaled) / scaled)
+
+
+_KERNELS: dict[Filter, Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]] = {
+    "bilinear": _triangle,
+    "bicubic": _keys_cubic,
+    "lanczos": _lanczos,
+}

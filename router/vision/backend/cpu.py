@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 
 from router.vision.backend import loops
 from router.vision.backend.buffers import BufferPool
-from router.vision.geometry import Addressing, Box, Draw, Tiles, whole
+from router.vision.backend.runs import runs_of
+from router.vision.geometry import Draw, Tiles, whole
 from router.vision.resample import Taps, taps, vertical_first
 from router.vision.values import Table
 
 _U8 = np.dtype(np.uint8)
+_STRIP = 64  # rows; a strip of a wide picture stays in the second-level cache
 
 
 class CpuBackend:
@@ -24,6 +27,11 @@ class CpuBackend:
     def __init__(self, pool_bytes: int = 1 << 30) -> None:
         self._pool = BufferPool(pool_bytes)
 
+    @property
+    def idle_bytes(self) -> int:
+        """Memory kept for the next outputs."""
+        return self._pool.idle_bytes
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         return self._pool.empty(shape, dtype)
 
@@ -31,6 +39,7 @@ class CpuBackend:
         self, pixels: npt.NDArray[np.uint8], draw: Draw, table: Table, out: npt.NDArray[Any]
     ) -> None:
         crop, window = draw.crop, draw.window
+        source = pixels[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
         across = taps(crop.width, draw.width, draw.filter, draw.rule).window(
             window.left, window.width
         )
@@ -39,124 +48,117 @@ class CpuBackend:
         )
         keeps_width, keeps_height = crop.width == draw.width, crop.height == draw.height
         if keeps_width:
-            # The vertical pass reads the window straight out of the source.
-            at = Box(crop.left + window.left, crop.top, window.width, crop.height)
-            self._finish(pixels, at, None if keeps_height else down, draw, table, out)
-        elif not keeps_height and vertical_first(
-            draw.rule, crop.height, crop.width, draw.height, draw.width
-        ):
+            # A pass that changes nothing is left out, as the references do.
+            source = source[:, window.left : window.left + window.width]
+        if keeps_height:
+            source = source[window.top : window.top + window.height]
+        if keeps_width or keeps_height:
+            if not keeps_width:
+                source = self._across(source, across)
+            self._finish(source, None if keeps_height else down, draw, table, out)
+        elif vertical_first(draw.rule, crop.height, crop.width, draw.height, draw.width):
             between = self.empty((window.height, crop.width, 3), _U8)
-            loops.vertical(pixels, crop.top, crop.left, *_arrays(down), between)
-            done = self.empty((window.height, window.width, 3), _U8)
-            loops.horizontal(between, 0, 0, *_arrays(across), done)
-            self._finish(done, whole(window.width, window.height), None, draw, table, out)
+            loops.resize_lines(*_inputs(source, down), _rows(between))
+            self._finish(self._across(between, across), None, draw, table, out)
         else:
             # Only the rows that the vertical pass will read.
-            low = int(down.first[0])
-            high = int((down.first + down.count).max())
-            if keeps_height:
-                low, high = window.top, window.top + window.height
-            between = self.empty((high - low, window.width, 3), _U8)
-            loops.horizontal(pixels, crop.top + low, crop.left, *_arrays(across), between)
-            if keeps_height:
-                self._finish(between, whole(window.width, high - low), None, draw, table, out)
-            else:
-                at = Box(0, -low, window.width, high - low)
-                self._finish(between, at, down, draw, table, out)
+            low, high = int(down.first[0]), int((down.first + down.count).max())
+            between = self._across(source[low:high], across)
+            self._finish(between, down.shifted(-low), draw, table, out)
+
+    def _across(self, source: npt.NDArray[np.uint8], across: Taps) -> npt.NDArray[np.uint8]:
+        """The horizontal pass, as a vertical one over strips laid on their side.
+
+        Turning a strip is cheap while it fits the cache, and along its lines
+        the loop runs at the speed of the vertical pass.
+        """
+        height, width = source.shape[:2]
+        out = self.empty((height, len(across.first), 3), _U8)
+        for top in range(0, height, _STRIP):
+            strip = source[top : top + _STRIP]
+            turned = self.empty((width, len(strip), 3), _U8)
+            cv2.transpose(strip, turned)
+            resized = self.empty((len(across.first), len(strip), 3), _U8)
+            loops.resize_lines(*_inputs(turned, across), _rows(resized))
+            cv2.transpose(resized, out[top : top + _STRIP])
+        return out
 
     def _finish(
         self,
-        src: npt.NDArray[np.uint8],
-        at: Box,
+        source: npt.NDArray[np.uint8],
         down: Taps | None,
         draw: Draw,
         table: Table,
         out: npt.NDArray[Any],
     ) -> None:
         """Vertical pass (where there is one), table and layout, in one go."""
-        height, width = draw.window.height, draw.window.width
-        if down is None:
-            down = _straight(draw.window.top if at.height != height else 0, height)
-        address = draw.layout.addressing()
-        rows = address.rows[draw.top : draw.top + height] + draw.start
-        columns = address.columns[draw.left : draw.left + width]
-        edges = _edges(draw.left, width, address.run)
         # Values are only looked up and moved: their bits will do, whatever they mean.
         bits = np.dtype(f"u{out.dtype.itemsize}")
-        dtype, unit = _unit(address, out, draw, rows)
-        planar = np.empty((3, width), bits)
-        loops.vertical_scatter(
-            src,
-            at.top,
-            at.left,
-            *_arrays(down),
-            rows,
-            columns,
-            edges,
-            address.channel_stride,
-            address.copies,
-            address.copy_stride,
+        runs = runs_of(draw, bits.itemsize, out.size)
+        planes = np.empty((3, draw.window.width), bits)
+        loops.resize_and_place(
+            *_inputs(source, down or _straight(draw.window.height)),
             table.levels.view(bits),
-            planar,
-            planar.view(dtype),
-            out.view(dtype),
-            unit,
+            table.identity,
+            planes,
+            planes.view(runs.word),
+            out.view(runs.word),
+            runs.rows,
+            runs.starts,
+            runs.targets,
+            runs.words,
+            runs.ends,
+            runs.channel_stride,
+            runs.second,
         )
 
     def warm_up(self) -> None:
-        """Compile (or load from the cache) every loop for every dtype that is used."""
-        picture = np.zeros((48, 48, 3), np.uint8)
-        for name in ("uint8", "uint16", "float32"):
-            levels = Table(np.zeros((3, 256), np.dtype(name)), name == "uint8")
-            for side, run in ((32, 32), (28, 14), (15, 15)):
-                layout = Tiles(1, side // run, side, run)
-                out = np.empty(side * side * 3, np.dtype(name))
-                draw = Draw(
-                    whole(48, 48), side, side, whole(side, side), "bicubic", "torch", layout
-                )
-                self.draw(picture, draw, levels, out)
-        tall = np.zeros((300, 2, 3), np.uint8)
-        draw = Draw(whole(2, 300), 4, 4, whole(4, 4), "bicubic", "pillow12", Tiles(1, 1, 4, 4))
-        self.draw(tall, draw, Table(np.zeros((3, 256), _U8), True), np.empty(48, np.uint8))
+        """Compile every loop, or load it from the cache, for all that a draw can need.
+
+        A loop is compiled anew for each size of value and of word; these sides
+        lead to all of them.
+        """
+        picture = np.zeros((12, 12, 3), np.uint8)
+        for bits in ("u1", "u2", "u4"):
+            table = Table(np.zeros((3, 256), np.dtype(bits)), identity=bits == "u1")
+            for side in (8, 4, 2, 3):
+                layout = Tiles(1, 1, side, side)
+                window = whole(side, side)
+                draw = Draw(whole(12, 12), side, side, window, "bicubic", "torch", layout)
+                self.draw(picture, draw, table, np.empty(3 * side * side, np.dtype(bits)))
 
 
-def _arrays(axis: Taps) -> tuple[Any, Any, Any, int]:
-    return axis.first, axis.count, axis.weights, axis.precision
+def _inputs(picture: npt.NDArray[np.uint8], axis: Taps) -> tuple[Any, ...]:
+    """The arguments that describe lines and their weights to a loop."""
+    return (*_lines(picture), axis.first, axis.count, axis.weights, axis.precision)
 
 
-def _straight(start: int, height: int) -> Taps:
+def _lines(picture: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], int, int]:
+    """A picture [h, w, 3] as (flat bytes, where line 0 starts, distance of lines).
+
+    A window of a larger picture is not copied, so long as its pixels are packed.
+    A read-only one is, as the loops would be compiled anew for it.
+    """
+    base = picture
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    packed = picture.strides[1:] == (3, 1) and picture.strides[0] > 0
+    plain = base.dtype == np.uint8 and base.flags.c_contiguous and base.flags.writeable
+    if not packed or not plain:
+        base = picture = np.array(picture, order="C")
+    origin = picture.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return base.reshape(-1), origin, picture.strides[0]
+
+
+def _rows(picture: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    return picture.reshape(len(picture), -1)
+
+
+def _straight(height: int) -> Taps:
     """Taps that copy rows."""
     return Taps(
-        np.arange(start, start + height, dtype=np.int32),
+        np.arange(height, dtype=np.int32),
         np.ones(height, np.int32),
         np.ones((height, 1), np.int32),
         1,
     )
-
-
-def _edges(left: int, width: int, run: int) -> npt.NDArray[np.int64]:
-    """Where contiguous runs begin within `width` columns from `left` on, and the end."""
-    inner = np.arange(run - left % run, width, run, dtype=np.int64)
-    return np.concatenate([[0], inner, [width]]).astype(np.int64)
-
-
-def _unit(
-    address: Addressing, out: npt.NDArray[Any], draw: Draw, rows: npt.NDArray[np.int64]
-) -> tuple[np.dtype[Any], int]:
-    """The widest integer that runs and their addresses are whole multiples of."""
-    item = out.dtype.itemsize
-    sizes = (
-        address.run,
-        draw.left,
-        draw.window.width,
-        draw.start,
-        address.channel_stride,
-        address.copy_stride,
-        out.size,
-    )
-    step = int(np.gcd.reduce(np.array([*sizes, *rows[:2]], dtype=np.int64)))
-    for name in ("uint64", "uint32", "uint16", "uint8"):
-        size = np.dtype(name).itemsize
-        if size >= item and (step * item) % size == 0:
-            return np.dtype(name), size // item
-    return np.dtype(f"uint{8 * item}"), 1
