@@ -58,7 +58,7 @@ class CpuBackend:
             self._finish(source, None if keeps_height else down, draw, table, out)
         elif vertical_first(draw.rule, crop.height, crop.width, draw.height, draw.width):
             between = self.empty((window.height, crop.width, 3), _U8)
-            loops.resize_lines(*_inputs(source, down), _rows(between))
+            loops.resize_lines(*_inputs(source, down, _rows(between)))
             self._finish(self._across(between, across), None, draw, table, out)
         else:
             # Only the rows that the vertical pass will read.
@@ -79,7 +79,7 @@ class CpuBackend:
             turned = self.empty((width, len(strip), 3), _U8)
             cv2.transpose(strip, turned)
             resized = self.empty((len(across.first), len(strip), 3), _U8)
-            loops.resize_lines(*_inputs(turned, across), _rows(resized))
+            loops.resize_lines(*_inputs(turned, across, _rows(resized)))
             cv2.transpose(resized, out[top : top + _STRIP])
         return out
 
@@ -97,19 +97,22 @@ class CpuBackend:
         runs = runs_of(draw, bits.itemsize, out.size)
         planes = np.empty((3, draw.window.width), bits)
         loops.resize_and_place(
-            *_inputs(source, down or _straight(draw.window.height)),
-            table.levels.view(bits),
-            table.identity,
-            planes,
-            planes.view(runs.word),
-            out.view(runs.word),
-            runs.rows,
-            runs.starts,
-            runs.targets,
-            runs.words,
-            runs.ends,
-            runs.channel_stride,
-            runs.second,
+            *_inputs(
+                source,
+                down or _straight(draw.window.height),
+                table.levels.view(bits),
+                table.identity,
+                planes,
+                planes.view(runs.word),
+                out.view(runs.word),
+                runs.rows,
+                runs.starts,
+                runs.targets,
+                runs.words,
+                runs.ends,
+                runs.channel_stride,
+                runs.second,
+            )
         )
 
     def warm_up(self) -> None:
@@ -128,9 +131,9 @@ class CpuBackend:
                 self.draw(picture, draw, table, np.empty(3 * side * side, np.dtype(bits)))
 
 
-def _inputs(picture: npt.NDArray[np.uint8], axis: Taps) -> tuple[Any, ...]:
-    """The arguments that describe lines and their weights to a loop."""
-    return (*_lines(picture), axis.first, axis.count, axis.weights, axis.precision)
+def _inputs(picture: npt.NDArray[np.uint8], axis: Taps, *rest: object) -> tuple[Any, ...]:
+    """A loop's arguments: the lines, their weights, and what is its own."""
+    return (*_lines(picture), axis.first, axis.count, axis.weights, axis.precision, *rest)
 
 
 def _lines(picture: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.uint8], int, int]:
