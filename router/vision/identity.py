@@ -1,36 +1,52 @@
-"""Who a media item is, for every cache that keys by content.
+"""The identity of a media item: what caches and prefix keys know it by.
 
-The hashes sent with tensors become the worker's own identifiers. For a file
-that reaches the model unchanged the worker's own rule is used, so that tensors
-from the router and references to the worker share one encoder and prefix cache.
+A worker takes the hash on trust, so two different tensors must never share
+one, and one picture should have the same hash wherever it was processed. For a
+picture that needs no conversion the value below is the one that vLLM computes
+itself, so both ways of processing share a worker's caches.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from blake3 import blake3
+
+from router.vision.plan import Modality
 
 _LEAF = b"\x03"
 
 
-def media_identity(modality: str, data: bytes, model_id: str, *, shaped_by: str = "") -> str:
-    """Hex blake3 of one media item, 64 digits; blocks, without the GIL for large files.
+def item_identity(
+    modality: Modality,
+    encoded: bytes | bytearray | memoryview,
+    model_id: str,
+    changes: Iterable[str] = (),
+) -> str:
+    """blake3, 64 hex digits, of an encoded file as a model sees it.
 
-    vLLM's own identifier (`vllm/multimodal/hasher.py`) of an encoded file that
-    the worker would take as it is: keyword arguments in order, keys and values
-    framed by their 8-byte little-endian length, values tagged as leaves.
-    `model_id` is the worker's model path. `shaped_by` names wishes that change
-    the pixels; with one, the value is another and no worker shares it.
+    `changes` names everything else that changes pixels (`ItemPlan.hint`, the
+    sampling of a video); empty strings count for nothing. Their order does not
+    matter. Hashes large files without the GIL. The framing is that of vLLM's
+    multimodal hasher: keys in order, each part behind its length in 8
+    little-endian bytes.
     """
     digest = blake3()
-    digest.update(_frame(modality.encode()) + _LEAF)
-    digest.update(_frame(modality.encode()) + _LEAF)
-    digest.update(len(data).to_bytes(8, "little"))
-    digest.update(data)
-    digest.update(_frame(b"model_id") + _LEAF + _frame(model_id.encode()))
-    if shaped_by:
-        digest.update(_frame(b"mmrouter") + _LEAF + _frame(shaped_by.encode()))
-    return str(digest.hexdigest())
+    _frame(digest, modality.encode())
+    digest.update(_LEAF)
+    _frame(digest, modality.encode())
+    digest.update(_LEAF)
+    _frame(digest, encoded)
+    _frame(digest, b"model_id")
+    digest.update(_LEAF)
+    _frame(digest, model_id.encode())
+    for change in sorted(set(changes) - {""}):
+        _frame(digest, b"router_change")
+        digest.update(_LEAF)
+        _frame(digest, change.encode())
+    return digest.hexdigest()
 
 
-def _frame(value: bytes) -> bytes:
-    return len(value).to_bytes(8, "little") + value
+def _frame(digest: blake3, part: bytes | bytearray | memoryview) -> None:
+    digest.update(memoryview(part).nbytes.to_bytes(8, "little"))
+    digest.update(part)
