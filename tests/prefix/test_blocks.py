@@ -39,7 +39,7 @@ def test_the_compiled_hash_is_xxh64(words: list[int], seed: int) -> None:
 def test_keys_are_as_documented() -> None:
     ids = tokens(40)
     media = [MediaSpan("cat", 10, 10)]
-    digest = xxhash.xxh64_intdigest("cat")
+    digest = xxhash.xxh64_intdigest(b"cat")
     first = xxhash.xxh64_intdigest(ids[:16].tobytes() + struct.pack("<Qq", digest, 10), ROOT)
     second = xxhash.xxh64_intdigest(ids[16:32].tobytes() + struct.pack("<Qq", digest, -6), first)
     assert prompt_keys(ids, 16, ROOT, media).tolist() == [first, second]

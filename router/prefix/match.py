@@ -1,0 +1,95 @@
+"""One walk along a prompt's keys, for all holders at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from router.prefix import table
+
+
+@dataclass(frozen=True)
+class Match:
+    """How much of a prompt each holder has, by holder number.
+
+    `blocks` (int32 [holders]) is the length of the unbroken prefix; `weights`
+    (float64 [holders]) is the same with each block weighted by its tier.
+    """
+
+    blocks: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float64]
+
+
+@njit(nogil=True, cache=True)
+def walk(
+    t: Any,
+    bits: Any,
+    expected: Any,
+    keys: Any,
+    now: int,
+    epoch: int,
+    tier_losses: Any,
+    active: Any,
+    blocks: Any,
+    losses: Any,
+) -> None:
+    """Follows the keys for as long as one of the holders in `active` has each block.
+
+    `bits` is [slots, tiers, words], `active` uint64 [words] and used up.
+    `blocks` (int32 [holders]) gets the lengths, `losses` (float64 [holders])
+    the sum of what the blocks outside the device are worth less. `epoch` > 0
+    marks the visited blocks as used.
+    """
+    words = len(active)
+    visited = np.empty(len(keys), np.int64)
+    depth = 0
+    for i in range(len(keys)):
+        slot = table.find(t, keys[i])
+        visited[i] = slot
+        guess = np.int64(-2)
+        alive = False
+        for w in range(words):
+            asked = active[w]
+            if asked == np.uint64(0):
+                continue
+            device = host = disk = np.uint64(0)
+            if slot >= 0:
+                device, host, disk = bits[slot, 0, w], bits[slot, 1, w], bits[slot, 2, w]
+            have = (device | host | disk) & asked
+            predicted = np.uint64(0)
+            if have != asked:
+                if guess == -2:
+                    guess = table.find(expected.slots, keys[i])
+                for b in range(64):
+                    bit = np.uint64(1) << np.uint64(b)
+                    if (asked & ~have) & bit:
+                        holder = w * 64 + b
+                        if guess >= 0 and expected.expiry[guess, holder] > now:
+                            predicted |= bit
+                        else:
+                            blocks[holder] = i
+                have |= predicted
+                active[w] = have
+            beneath = have & ~device & ~predicted
+            if beneath:
+                for b in range(64):
+                    bit = np.uint64(1) << np.uint64(b)
+                    if beneath & bit:
+                        losses[w * 64 + b] += tier_losses[1 if host & bit else 2]
+            alive = alive or have != np.uint64(0)
+        if not alive:
+            break
+        depth = i + 1
+    for w in range(words):
+        for b in range(64):
+            if active[w] & (np.uint64(1) << np.uint64(b)):
+                blocks[w * 64 + b] = len(keys)
+    if epoch > 0:
+        # From the leaf to the root: a parent is never less recent than its child.
+        for i in range(depth - 1, -1, -1):
+            if visited[i] >= 0:
+                table.touch(t, visited[i], np.uint32(epoch))
