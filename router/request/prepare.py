@@ -26,7 +26,7 @@ from router.request.plan import MediaItem, MediaPlan
 from router.request.prepared import ItemSize, MessageBody, Prepared, TensorBody
 from router.request.tensors_in import adopt_client_tensors
 from router.vision.backend.base import Backend
-from router.vision.identity import media_identity
+from router.vision.identity import item_identity
 from router.vision.plan import ItemPlan, Modality, ModelSpec, PixelFormat
 from router.vision.tensors import Batch, build_batch
 from router.vision.tensors_check import WireLimits, check_mm_inputs
@@ -186,11 +186,11 @@ class Preparer:
     ) -> str:
         with self._metrics.stage.labels("hash").time():
             return await ticket.run(
-                media_identity,
-                loaded.item.modality,
+                item_identity,
+                loaded.plan.modality,
                 loaded.blob.data,
                 model_id,
-                shaped_by=loaded.plan.hint,
+                (loaded.plan.hint,),
             )
 
 
