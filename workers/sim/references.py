@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 
 import grpc
 import numpy as np
-from blake3 import blake3
 
 from router.faults import Fault, Reason
 from router.media.intake import Blob, Clip, MediaIntake, MediaSource, Ticket
 from router.media.limits import MIB, FetchLimits, MediaLimits
 from router.vision.backend.cpu import CpuBackend
 from router.vision.files import ModelFiles
+from router.vision.identity import item_identity
 from router.vision.plan import ItemPlan, Modality, ModelSpec, PixelFormat
 from router.vision.registry import spec_for
 from router.wire import common, engine
@@ -82,7 +82,7 @@ class MediaReferences:
             ids, ranges = self._expanded(ids, plans)
             placed, seen = [], []
             for file, plan, (offset, length) in zip(files, plans, ranges, strict=True):
-                identifier = raw_file_identifier(plan.modality, file.data, self._options().model)
+                identifier = item_identity(plan.modality, file.data, self._options().model)
                 placed.append(Placed(identifier, offset, length))
                 sight = await self._sight(ticket, file, plan, identifier)
                 seen.append(Seen(sight, plan.feature_tokens, plan.feature_tokens))
@@ -130,19 +130,6 @@ class MediaReferences:
         sight = await ticket.run(encoded)
         self._encoder.keep(identifier, sight)
         return sight
-
-
-def raw_file_identifier(modality: str, data: bytes, model: str) -> str:
-    """vLLM's own identifier of an encoded file: BLAKE3 over length-framed leaves."""
-
-    def framed(part: bytes) -> bytes:
-        return len(part).to_bytes(8, "little") + part
-
-    name, leaf = framed(modality.encode()), b"\x03"
-    hasher = blake3(name + leaf + name + leaf)
-    hasher.update(framed(data))
-    hasher.update(framed(b"model_id") + leaf + framed(model.encode()))
-    return hasher.hexdigest()
 
 
 def _grid(plan: ItemPlan) -> Grid:

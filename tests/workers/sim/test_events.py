@@ -9,8 +9,18 @@ from typing import Any
 import grpc
 import pytest
 
+from router.vision.identity import item_identity
 from router.wire import common, engine
-from tests.workers.sim.client import PICTURE, Client, client_of, prompt, with_tensors
+from tests.workers.sim.client import (
+    IMAGES,
+    PICTURE,
+    Client,
+    client_of,
+    data_url,
+    prompt,
+    referring,
+    with_tensors,
+)
 from workers.sim import SimOptions
 from workers.sim.tokenizer import encode
 
@@ -101,6 +111,22 @@ async def test_blocks_name_the_media_in_them_with_the_offset_from_the_block() ->
         assert keys == ([("the hash", place.offset - at * 16)] if overlaps else [])
     assert any(block.extra_keys for block in blocks)
     assert not blocks[-1].extra_keys
+
+
+async def test_a_picture_by_reference_is_known_by_vllms_own_identifier() -> None:
+    encoded = (IMAGES / "tiny_28x28.jpg").read_bytes()
+    async with (
+        client_of(SimOptions(heartbeat=QUIET, model="org/model")) as client,
+        subscribed(client) as call,
+    ):
+        await client.generate(referring(PICTURE, data_url("tiny_28x28.jpg")))
+        batch = await call.read()
+    identifiers = {
+        key.multimodal.identifier
+        for block in batch.events[0].stored.blocks
+        for key in block.extra_keys
+    }
+    assert identifiers == {item_identity("image", encoded, "org/model")}
 
 
 async def test_room_for_new_blocks_is_made_by_removing_old_ones() -> None:
