@@ -74,11 +74,21 @@ class PromptReader:
             raise invalid("media_refs need a tokenized prompt")
         ids = _ids(request)
         if referring:
-            return await self._by_reference(ids, request.media_refs)
+            return self._within_budget(await self._by_reference(ids, request.media_refs))
         # Tensors beside a text prompt are dropped without a word.
         if batches and form == "tokenized":
-            return await self._by_tensors(ids, batches)
+            return self._within_budget(await self._by_tensors(ids, batches))
         return Prompt(_truncated(ids, request.sampling_params))
+
+    def _within_budget(self, prompt: Prompt) -> Prompt:
+        budget = self._options().encoder_budget
+        for at, item in enumerate(prompt.seen):
+            if budget and item.features > budget:
+                raise invalid(
+                    f"media item {at} has {item.features} feature tokens; "
+                    f"the encoder takes at most {budget}"
+                )
+        return prompt
 
     async def _by_reference(self, ids: Ids, refs: engine.MediaRefs) -> Prompt:
         if self._references is None or not self._options().mm_processor:

@@ -91,6 +91,13 @@ async def test_more_items_than_allowed_are_refused() -> None:
     assert "at most 1 image" in (error.details() or "")
 
 
+async def test_an_item_over_the_encoders_budget_is_refused() -> None:
+    async with client_of(SimOptions(encoder_budget=299)) as client:
+        error = await client.refusal(referring(ASK, data_url(PHOTO)))
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "300 feature tokens" in (error.details() or "")
+
+
 async def test_fewer_anchors_than_items_are_an_internal_error() -> None:
     async with client_of() as client:
         error = await client.refusal(referring(PICTURE, data_url(PHOTO), data_url(PHOTO)))

@@ -79,6 +79,15 @@ async def test_two_pictures_are_cut_apart_where_the_sizes_say() -> None:
     assert "Image 2 is" in by_tensors
 
 
+async def test_messages_far_over_grpcs_own_limit_are_taken() -> None:
+    request = with_tensors(
+        ASK, "photo_1920x1080.jpg", pixel_format=PixelFormat("float32", normalized=True)
+    )
+    assert request.ByteSize() > 20_000_000
+    async with client_of(SimOptions(device_normalize=False)) as client:
+        assert "1920x1088 pixels" in await client.say(request)
+
+
 def _longer(request: engine.GenerateRequest) -> None:
     request.mm_inputs.mm_placeholders[0].length += 1
 
