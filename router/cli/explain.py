@@ -58,7 +58,7 @@ def lines(explained: admin.ExplainResponse) -> Iterator[str]:
     yield f"model     {explained.model}"
     yield f"media in  {explained.mode} ({explained.reason})"
     estimate = explained.estimated_tokens
-    expanded = f", about {estimate} with media expanded" if estimate else ""
+    expanded = f", about {estimate} with media expanded" if explained.items else ""
     yield f"prompt    {explained.prompt_tokens} tokens{expanded}"
     yield f"policy    {explained.policy}"
     yield f"picked    {explained.picked or 'nobody is admissible'}"
