@@ -168,6 +168,8 @@ class EngineService:
         metrics, journey, model = self._metrics, record.journey, record.model
         metrics.requests.labels(model, outcome, reason).inc()
         metrics.duration.labels(model).observe(seconds)
+        if reason == "overloaded":
+            metrics.sheds.labels(model).inc()
         progress = journey.progress
         if progress.messages:
             metrics.relayed_messages.inc(progress.messages)
