@@ -15,6 +15,7 @@ T = TypeVar("T")
 class _Flight(Generic[T]):
     task: asyncio.Task[T]
     waiters: int = 0
+    landed: bool = False
 
 
 class SingleFlight(Generic[T]):
@@ -65,6 +66,7 @@ class SingleFlight(Generic[T]):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _land(self, key: Hashable, flight: _Flight[T]) -> None:
+        flight.landed = True
         self._tasks.discard(flight.task)
         if self._flights.get(key) is flight:
             del self._flights[key]
@@ -76,9 +78,11 @@ class SingleFlight(Generic[T]):
         if self._flights.get(key) is flight:
             # A later caller must not join a task that is being cancelled.
             del self._flights[key]
-        if flight.task.done():
+        if flight.landed:
             self._end(flight)
         else:
+            # Also where it is done but has not landed yet, and this does nothing:
+            # the landing disposes of the result, once.
             flight.task.cancel()
 
     def _end(self, flight: _Flight[T]) -> None:

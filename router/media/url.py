@@ -191,6 +191,8 @@ def _host(text: str, index: int) -> tuple[str, IPv4Address | IPv6Address | None]
 
 
 def _to_ascii(text: str, index: int) -> str:
+    if any(dot in text for dot in "\u3002\uff0e\uff61"):
+        raise _invalid(index, "the labels of the host are not separated by plain dots")
     try:
         # No UTS 46 mapping: a host that needs mapping is one that readers map differently.
         return idna.encode(text.lower()).decode("ascii").lower()
