@@ -29,6 +29,7 @@ class Command:
 COMMANDS = {
     "serve": Command("router.cli.serve", "run the router"),
     "sim": Command("router.cli.sim", "run a simulated worker"),
+    "vllm": Command("router.cli.vllm", "run a real vLLM worker"),
     # 2 is taken: the usual probes mean "could not connect" by it.
     "health": Command("router.cli.health", "probe a server's gRPC health", usage_error=1),
     "generate": Command("router.cli.generate", "send a prompt with pictures, print the answer"),
