@@ -144,7 +144,7 @@ async def test_a_program_that_is_not_there_is_an_os_error() -> None:
 
 async def gone(pid: int) -> None:
     """Waits until the process has ended."""
-    while state_of(pid) not in ("", "Z"):
+    while state_of(pid) not in ("", "Z"):  # noqa: ASYNC110 - no event tells of another's end
         await asyncio.sleep(0.01)
 
 
