@@ -261,9 +261,11 @@ class Pipeline:
         )
 
     def _refuse_early(self, decided: Decided) -> None:
-        """No work for a request that nobody can have."""
+        """No work for a request that nobody can have; without media there is no work."""
+        if decided.resolution.mode is Mode.NONE:
+            return
         seen = self.dispatcher.survey(self.first_constraint(decided))
-        if not seen.admissible and decided.resolution.mode is not Mode.NONE:
+        if not seen.admissible:
             raise self._fault_of(seen)
 
     def _fault_of(self, seen: Survey) -> Fault:

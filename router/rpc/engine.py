@@ -224,6 +224,8 @@ def _trailers(record: Record) -> tuple[tuple[str, str], ...]:
 
 
 def _ascii(text: str) -> str:
+    if text.isascii() and text.isprintable() and len(text) <= 256:
+        return text
     return "".join(c if " " <= c <= "~" else "?" for c in text[:256])
 
 
