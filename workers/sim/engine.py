@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from router.wire import engine
-from workers.sim import output, sampling
+from workers.sim import handoff, output, sampling
 from workers.sim.answer import compose
 from workers.sim.faults import Trouble
 from workers.sim.job import Job
@@ -77,15 +77,20 @@ class Engine:
     async def generate(self, request: engine.GenerateRequest, trouble: Trouble, send: Send) -> None:
         """Answers one request through `send`. Raises Refused where a worker fails the call."""
         self._refuse_at_once(request, trouble)
-        prompt = await self._read(request)
         options = self._options()
+        transfer = handoff.read(request, options)
+        prompt = await self._read(request, transfer)
         wanted = sampling.read(request.sampling_params, len(prompt.ids), options.max_context)
-        outputs = [
-            output.write(compose(prompt.ids, prompt.seen, draw=wanted.draw(index)), wanted.rules)
-            for index in range(wanted.choices)
-        ]
-        job = Job(request.request_id, prompt.ids, prompt.placed, outputs)
+        job = Job(
+            request.request_id,
+            prompt.ids,
+            prompt.placed,
+            [_choice(prompt, wanted, index) for index in range(wanted.choices)],
+            prefilled=isinstance(transfer, handoff.Incoming),
+        )
         speech = Speech(job, wanted, options.style, request.stream)
+        if isinstance(transfer, handoff.Outgoing):
+            send = _with_handoff(send, request, prompt, options)
         self._enter(job)
         try:
             await self._scheduler.admit(job)
@@ -125,9 +130,12 @@ class Engine:
         if self.dead is not None:
             raise Refused(grpc.StatusCode.INTERNAL, f"The engine has died: {self.dead}.")
 
-    async def _read(self, request: engine.GenerateRequest) -> Prompt:
+    async def _read(
+        self, request: engine.GenerateRequest, transfer: handoff.Handoff | None
+    ) -> Prompt:
+        handed = transfer.sights if isinstance(transfer, handoff.Incoming) else None
         try:
-            prompt = await self._reader.read(request)
+            prompt = await self._reader.read(request, handed)
             self._check_length(len(prompt.ids))
         except EngineKilled as killed:
             if not self._options().mortal:
@@ -210,3 +218,22 @@ class Engine:
         for index, choice in enumerate(speech.job.outputs):
             if start < len(choice.ids):
                 await send(speech.complete(index, start, start, aborted=True))
+
+
+def _choice(prompt: Prompt, wanted: sampling.Sampling, index: int) -> output.Output:
+    if prompt.adrift:
+        return output.drift(wanted.rules)
+    return output.write(compose(prompt.ids, prompt.seen, draw=wanted.draw(index)), wanted.rules)
+
+
+def _with_handoff(
+    send: Send, request: engine.GenerateRequest, prompt: Prompt, options: SimOptions
+) -> Send:
+    """`send`, with what a decode worker needs in every Complete."""
+
+    async def filled(response: engine.GenerateResponse) -> None:
+        if response.HasField("complete") and response.complete.finish_reason != "abort":
+            handoff.fill(response.complete, request, prompt, options)
+        await send(response)
+
+    return filled

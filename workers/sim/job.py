@@ -25,6 +25,8 @@ class Job:
     ids: np.ndarray
     placed: tuple[Placed, ...]
     outputs: Sequence[Output]
+    # Its prompt was computed by another worker and handed over.
+    prefilled: bool = False
     chained: list[Stored] = field(default_factory=list)
     holding: Holding | None = None
     cached_tokens: int = 0

@@ -53,6 +53,11 @@ def write(sentence: str, rules: StopRules) -> Output:
     return _end(ids, rules)
 
 
+def drift(rules: StopRules) -> Output:
+    """What comes out of a model that has lost its positions: line breaks up to the limit."""
+    return Output([ord("\n")] * rules.max_tokens, "length")
+
+
 def _end(ids: list[int], rules: StopRules) -> Output:
     """Cuts `ids` behind the first token that ends them."""
     at_token = _first_stop_token(ids, rules)

@@ -128,6 +128,10 @@ class EncoderCache:
         self._sights.move_to_end(identifier)
         return sight
 
+    def latest(self) -> Sight | None:
+        """The one that was used last."""
+        return next(reversed(self._sights.values()), None)
+
     def keep(self, identifier: str, sight: Sight) -> None:
         self._sights[identifier] = sight
         self._sights.move_to_end(identifier)

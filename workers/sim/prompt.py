@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 
@@ -17,8 +18,8 @@ from workers.sim.bundle import Family
 from workers.sim.kvcache import Placed
 from workers.sim.options import SimOptions
 from workers.sim.picture import EncoderCache, Sight, levels, look
-from workers.sim.refused import invalid
-from workers.sim.tensors import TensorItem, read_batch
+from workers.sim.refused import Refused, invalid
+from workers.sim.tensors import TensorItem, read_batch, read_identities
 from workers.sim.tokenizer import IMAGE_PAD, VIDEO_PAD, VOCAB_SIZE, encode
 
 T = TypeVar("T")
@@ -36,6 +37,8 @@ class Prompt:
     ids: Ids
     placed: tuple[Placed, ...] = ()
     seen: tuple[Seen, ...] = ()
+    # Decoding goes on without the items' grids, so without positions that mean anything.
+    adrift: bool = False
 
 
 class References(Protocol):
@@ -62,8 +65,14 @@ class PromptReader:
         self._references = references
         self._threads = threads
 
-    async def read(self, request: engine.GenerateRequest) -> Prompt:
-        """Refused for what a worker refuses; EngineKilled for what it does not survive."""
+    async def read(
+        self, request: engine.GenerateRequest, handed: Mapping[str, Sight] | None = None
+    ) -> Prompt:
+        """Refused for what a worker refuses; EngineKilled for what it does not survive.
+
+        `handed` is what a prefill worker saw, by identifier, when the request
+        goes on from there.
+        """
         batches = [request.mm_inputs] if request.HasField("mm_inputs") else []
         batches += request.extra_mm_inputs
         referring = request.HasField("media_refs")
@@ -75,6 +84,8 @@ class PromptReader:
         ids = _ids(request)
         if referring:
             return self._within_budget(await self._by_reference(ids, request.media_refs))
+        if handed is not None and not any(batch.HasField("pixel_values") for batch in batches):
+            return self._by_identity(ids, batches, handed)
         # Tensors beside a text prompt are dropped without a word.
         if batches and form == "tokenized":
             return self._within_budget(await self._by_tensors(ids, batches))
@@ -121,6 +132,33 @@ class PromptReader:
             for item in items
         ]
         return Prompt(ids, tuple(item.placed for item in items), tuple(seen))
+
+    def _by_identity(
+        self, ids: Ids, batches: Sequence[engine.MultimodalInputs], handed: Mapping[str, Sight]
+    ) -> Prompt:
+        """A decode worker's prompt: the transferred cache holds what the items looked like.
+
+        Media tokens that come with no identity match whatever the last such
+        prompt left behind: another request's picture, and no error.
+        """
+        if not batches:
+            strangers = np.isin(ids, list(PAD_IDS.values())).any()
+            last = self._encoder.latest() if strangers else None
+            return Prompt(ids, seen=(Seen(last, 0, 0),) if last is not None else ())
+        items = [item for batch in batches for item in read_identities(batch)]
+        items.sort(key=lambda item: item.placed.offset)
+        seen = []
+        for item in items:
+            sight = handed.get(item.placed.identifier)
+            if sight is None:
+                raise Refused(
+                    grpc.StatusCode.INTERNAL,
+                    f"the transferred cache holds no item {item.placed.identifier[:16]!r}",
+                )
+            self._encoder.keep(item.placed.identifier, sight)
+            seen.append(Seen(sight, 0, 0))
+        adrift = any(item.grid is None for item in items)
+        return Prompt(ids, tuple(item.placed for item in items), tuple(seen), adrift)
 
     async def _sight(self, item: TensorItem, family: Family, *, device_normalize: bool) -> Sight:
         known = self._encoder.find(item.placed.identifier)

@@ -64,7 +64,8 @@ class Scheduler:
         if self._cache.sharing:
             job.chained = self._cache.chain(job.ids, job.placed)
         matched = self._cache.match(job.chained, job.prompt_tokens)
-        job.uncached_tokens = job.prompt_tokens - matched * self._cache.block_size
+        if not job.prefilled:
+            job.uncached_tokens = job.prompt_tokens - matched * self._cache.block_size
         if not self._waiting and self._has_room(job):
             self._start(job)
             return
@@ -168,6 +169,8 @@ class Scheduler:
         self._running[job] = None
         job.holding, removed = self._cache.hold(job.chained, job.prompt_tokens, job.total_tokens)
         job.cached_tokens = job.holding.cached_blocks * self._cache.block_size
+        if job.prefilled:
+            job.cached_tokens = job.prompt_tokens - 1
         job.uncached_tokens = job.prompt_tokens - job.cached_tokens
         self._prompt_tokens += job.prompt_tokens
         self._cached_tokens += job.cached_tokens

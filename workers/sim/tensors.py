@@ -105,6 +105,32 @@ def read_batch(
     return items
 
 
+@dataclass(frozen=True)
+class Identity:
+    """An item without pixels; `grid` is None where the batch has no grid tensor."""
+
+    modality: str
+    placed: Placed
+    grid: Grid | None
+
+
+def read_identities(batch: engine.MultimodalInputs) -> list[Identity]:
+    """The items of a batch that carries no pixels, as a decode worker gets it."""
+    modality = _modality(batch.modality)
+    places = batch.mm_placeholders
+    if not places or len(batch.mm_hashes) < len(places):
+        raise invalid(f"mm_inputs hold {len(batch.mm_hashes)} mm_hashes for {len(places)} items")
+    name = f"{modality}_grid_thw"
+    grids: list[Grid | None] = [None] * len(places)
+    if name in batch.model_specific_tensors:
+        grid = unpack(batch.model_specific_tensors[name], name, shared_memory=False)
+        grids[:] = _grids({name: grid}, modality, len(places))
+    return [
+        Identity(modality, Placed(batch.mm_hashes[at], place.offset, place.length), grids[at])
+        for at, place in enumerate(places)
+    ]
+
+
 def unpack(tensor: engine.TensorData, name: str, *, shared_memory: bool) -> npt.NDArray[Any]:
     """The array behind a TensorData; bfloat16 becomes float32.
 
