@@ -51,4 +51,9 @@ class Cleared:
     """The worker holds nothing any more."""
 
 
-Change = Stored | Removed | Cleared
+@dataclass(frozen=True)
+class Lost:
+    """Reports were missed: what was reported before says nothing any more."""
+
+
+Change = Stored | Removed | Cleared | Lost

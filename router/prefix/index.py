@@ -11,7 +11,7 @@ import numpy as np
 from router.prefix import holdings
 from router.prefix.approximate import ApproximateIndex
 from router.prefix.blocks import NO_KEY, PROCESS_SEED, Keys, root_key, run_keys
-from router.prefix.changes import Change, Cleared, Removed, Stored, Tier
+from router.prefix.changes import Change, Cleared, Lost, Removed, Stored, Tier
 from router.prefix.match import Match, walk
 from router.prefix.table import SIZE, make_slots
 
@@ -126,6 +126,9 @@ class PrefixIndex:
                 self._expected.forget(holder, gone[:n])
             case Cleared():
                 self.clear(holder)
+            case Lost():
+                # Our own decisions were made all the same.
+                holdings.leave(self._slots, self._holdings, holder)
 
     def _store(self, holder: int, stored: Stored) -> None:
         if stored.parent is None:
