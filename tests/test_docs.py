@@ -6,10 +6,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from router.cli import COMMANDS
 from router.config import Settings, load
 from router.faults import Reason
 from router.request.resolve import Why
 from router.rpc.errors import TABLE
+from router.vision import registry
 from router.wire import engine
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 from tests.cli.servers import Engine, Failure, complete, serving
@@ -57,6 +59,15 @@ def test_the_defaults_in_the_readme_are_those_of_the_code() -> None:
     for flag, told in rows:
         field = flag.replace("-", "_")
         assert getattr(load({field: told}), field) == Settings.model_fields[field].default, flag
+
+
+def test_the_model_types_and_commands_in_the_readme_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    (sentence,) = re.findall(r"for the model types ([^.]+)\.", text)
+    model_types = set(re.findall(r"`(\w+)`", sentence))
+    assert model_types
+    assert model_types <= registry._BY_MODEL_TYPE.keys()
+    assert set(re.findall(r"^\| `mmrouter (\w+)` \|", text, re.M)) == COMMANDS.keys()
 
 
 def test_every_reason_of_a_mode_is_documented() -> None:
