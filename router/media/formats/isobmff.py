@@ -43,7 +43,7 @@ def read(data: bytes) -> ImageHeader:
     properties = dict(_boxes(children.get(b"iprp", b"")))
     containers = list(_boxes(properties.get(b"ipco", b"")))
     primary = _primary(children.get(b"pitm", b""))
-    own = _associations(properties.get(b"ipma", b"")).get(primary, [])
+    own = _associations(properties.get(b"ipma", b""), primary)
     chosen = dict(containers[i - 1] for i in own if 0 < i <= len(containers))
     size = chosen.get(b"ispe", b"")
     if len(size) < 12:
@@ -84,23 +84,22 @@ def _primary(pitm: bytes) -> int:
     return int.from_bytes(pitm[4 : 8 if wide else 6], "big")
 
 
-def _associations(ipma: bytes) -> dict[int, list[int]]:
-    """Item id to the 1-based indices of its properties."""
+def _associations(ipma: bytes, wanted: int) -> list[int]:
+    """The 1-based indices of one item's properties."""
     try:
-        version, flags, count = ipma[0], ipma[3] & 1, int.from_bytes(ipma[4:8], "big")
-        at, items = 8, {}
+        version, wide, count = ipma[0], ipma[3] & 1, int.from_bytes(ipma[4:8], "big")
+        at = 8
         for _ in range(min(count, _MAX_BOXES)):
             width = 4 if version else 2
             item = int.from_bytes(ipma[at : at + width], "big")
-            number = ipma[at + width]
             at += width + 1
-            step = 2 if flags else 1
-            mask = 0x7FFF if flags else 0x7F
-            items[item] = [
-                int.from_bytes(ipma[p : p + step], "big") & mask
-                for p in range(at, at + number * step, step)
-            ]
-            at += number * step
+            step, mask = (2, 0x7FFF) if wide else (1, 0x7F)
+            end = at + ipma[at - 1] * step
+            if item == wanted:
+                return [
+                    int.from_bytes(ipma[p : p + step], "big") & mask for p in range(at, end, step)
+                ]
+            at = end
     except IndexError:
-        return {}
-    return items
+        return []
+    return []

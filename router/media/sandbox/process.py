@@ -42,8 +42,9 @@ class SandboxFailed(Exception):
 class DecoderProcess:
     """One child at a time, used by one thread at a time; started when it is needed."""
 
-    def __init__(self, *, memory: int) -> None:
+    def __init__(self, *, memory: int, module: str = "router.media.sandbox.child") -> None:
         self._memory = memory
+        self._module = module
         self._child: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self.restarts = 0
@@ -59,7 +60,7 @@ class DecoderProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "router.media.sandbox.child", str(theirs.fileno())],
+                [sys.executable, "-m", self._module, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

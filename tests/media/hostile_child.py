@@ -1,0 +1,56 @@
+"""A decoder process that does what the data tells it to: what a taken-over decoder could do."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from router.media.sandbox import child
+from router.media.sandbox.protocol import ANSWER, JOB, READY, Answer, Job, Status
+
+
+def main() -> None:
+    """Behaves badly on the data `abort`, `hang`, `eat`, `lie`, `stop`; else echoes it."""
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    child.confine(int(os.environ["MMROUTER_SANDBOX_MEMORY"]))
+    connection.sendall(READY)
+    while head := connection.recv(JOB.size):
+        job = Job(*JOB.unpack(head))
+        data = connection.recv(job.nbytes)
+        answer = Answer(Status.OK, len(data))
+        match data:
+            case b"abort":
+                os.abort()
+            case b"hang":
+                while True:
+                    pass
+            case b"eat":
+                try:
+                    bytearray(2**40)
+                except MemoryError:
+                    answer = Answer(Status.DAMAGED)
+            case b"lie":
+                answer = Answer(Status.OK, 2**40)
+            case b"stop":
+                connection.sendall(ANSWER.pack(*answer)[:5])
+                return
+            case b"open":
+                try:
+                    os.open("/etc/hostname", os.O_RDONLY)
+                except OSError:
+                    answer = Answer(Status.DAMAGED)
+            case b"dial":
+                try:
+                    socket.socket()
+                except OSError:
+                    answer = Answer(Status.DAMAGED)
+            case b"secrets?":
+                data = b"secrets!" if "AWS_SECRET_ACCESS_KEY" in os.environ else b"none    "
+        connection.sendall(ANSWER.pack(*answer))
+        if answer.status == Status.OK:
+            connection.sendall(data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""A decoder may abort, run away or lie; the picture is lost and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from router.faults import Fault, Reason
+from router.media.intake import MediaIntake, MediaSource
+from router.media.limits import MediaLimits
+from router.media.sandbox.process import DecoderProcess, SandboxFailed
+from router.media.sandbox.protocol import Job, Kind
+from tests.media.images import GOLDENS, read, sha256
+
+MEMORY = 2 * 1024**3
+
+
+@pytest.fixture
+def hostile() -> Iterator[DecoderProcess]:
+    process = DecoderProcess(memory=MEMORY, module="tests.media.hostile_child")
+    yield process
+    process.stop()
+
+
+def call(process: DecoderProcess, data: bytes, *, timeout: float = 30.0) -> bytes:
+    job = Job(Kind.IMAGE, len(data))
+    return process.call(job, data, timeout=timeout, shape=(len(data),))[1].tobytes()
+
+
+@pytest.mark.parametrize("order", [b"abort", b"lie", b"stop"])
+def test_a_decoder_that_dies_or_lies_costs_one_picture(
+    hostile: DecoderProcess, order: bytes
+) -> None:
+    assert call(hostile, b"picture") == b"picture"
+    with pytest.raises(SandboxFailed):
+        call(hostile, order)
+    assert hostile.restarts == 1
+    assert call(hostile, b"another") == b"another"
+
+
+def test_a_decoder_that_runs_away_is_stopped_at_the_time_limit(hostile: DecoderProcess) -> None:
+    hostile.start()
+    with pytest.raises(SandboxFailed):
+        call(hostile, b"hang", timeout=0.1)
+    assert call(hostile, b"another") == b"another"
+
+
+@pytest.mark.parametrize("order", [b"eat", b"open", b"dial"])
+def test_memory_files_and_sockets_are_out_of_reach(hostile: DecoderProcess, order: bytes) -> None:
+    with pytest.raises(SandboxFailed):
+        call(hostile, order)
+    assert hostile.restarts == 0
+
+
+def test_the_parents_secrets_are_not_in_the_childs_environment(
+    hostile: DecoderProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    assert call(hostile, b"secrets?") == b"none    "
+
+
+def test_a_child_that_does_not_start_is_our_fault_and_not_the_datas() -> None:
+    process = DecoderProcess(memory=MEMORY, module="tests.media.no_such_module")
+    with pytest.raises(RuntimeError):
+        call(process, b"picture")
+
+
+@pytest.fixture
+async def intake() -> AsyncIterator[MediaIntake]:
+    intake = MediaIntake(MediaLimits(worker_threads=1, decode_timeout=0.5))
+    await intake.warm_up()
+    yield intake
+    await intake.close()
+
+
+def endless_scans() -> bytes:
+    """A progressive JPEG whose last refinement is repeated until the decoder is worn out."""
+    data = read("portrait_720x1280_prog.jpg")
+    last = data.rindex(b"\xff\xda")
+    return data[:last] + data[last:-2] * 1000 + data[-2:]
+
+
+async def test_a_jpeg_that_would_take_minutes_is_stopped_and_the_next_file_is_read(
+    intake: MediaIntake,
+) -> None:
+    async with intake.ticket() as ticket:
+        blob = await ticket.load(MediaSource("image", data=endless_scans()), 0)
+        with pytest.raises(Fault) as caught:
+            await ticket.decode(blob)
+    assert caught.value.reason is Reason.MEDIA_DECODE_FAILED
+    assert intake.decoder.sandbox_restarts == 1
+    async with intake.ticket() as ticket:
+        name = "photo_203x151.avif"
+        blob = await ticket.load(MediaSource("image", data=read(name)), 0)
+        assert blob.hard
+        assert sha256(await ticket.decode(blob)) == GOLDENS[name]["sha256"]
+
+
+async def test_damaged_data_does_not_cost_a_process(intake: MediaIntake) -> None:
+    async with intake.ticket() as ticket:
+        data = read("photo_203x151.avif")[:2000]
+        blob = await ticket.load(MediaSource("image", data=data), 2)
+        with pytest.raises(Fault) as caught:
+            await ticket.decode(blob)
+    assert caught.value.reason is Reason.MEDIA_DECODE_FAILED
+    assert caught.value.metadata["index"] == "2"
+    assert intake.decoder.sandbox_restarts == 0
