@@ -61,8 +61,9 @@ class ItemPlan:
     `prompt_tokens` every prompt position the item takes. `hint` names the
     client's wish if it changed anything, as it then belongs to the identity.
 
-    A video lists the source frames to take, already padded to whole temporal
-    patches, and one timestamp in seconds a temporal patch.
+    A video lists the source frames to take (in rising order; the draws after
+    the last one repeat it), one timestamp in seconds a temporal patch, and how
+    many seconds lie between sampled frames.
     """
 
     modality: Modality
@@ -79,6 +80,7 @@ class ItemPlan:
     background: int | None = None
     frames: tuple[int, ...] = ()
     timestamps: tuple[float, ...] = ()
+    seconds_per_frame: float = 0.0
     hint: str = ""
 
     def output_bytes(self, pixel_format: PixelFormat) -> int:
@@ -86,7 +88,7 @@ class ItemPlan:
 
     def peak_bytes(self, pixel_format: PixelFormat) -> int:
         """Most memory the item holds at once: source, scratch and output."""
-        pictures = max(1, len(set(self.frames)))
+        pictures = max(1, len(self.frames))
         source = 3 * self.source_width * self.source_height * pictures
         scratch = max((draw.scratch_bytes for draw in self.draws), default=0)
         return source + scratch + self.output_bytes(pixel_format)
@@ -97,15 +99,11 @@ class Replacement:
     """The tokens that stand for one item.
 
     `offset` and `length` are the item's placeholder range inside `ids`.
-    `before` and `after` are tokens that, where they stand around the anchor,
-    are part of what is replaced.
     """
 
     ids: npt.NDArray[np.uint32]
     offset: int
     length: int
-    before: int | None = None
-    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,15 +128,16 @@ class TensorNames:
 
     `flat` maps a tensor to the tensor of sizes that cuts it into items,
     `batched` counts items along the first dimension, `keep_on_cpu` stays in
-    host memory. `pixel_dims` is the shape of one row of the pixel tensor, 0
-    where any size may stand.
+    host memory; `floats` are the small tensors that are not integers. The pixel
+    tensor is always called pixel_values (a worker renames a video's itself);
+    `pixel_dims` is the shape of one row of it, 0 where any size may stand.
     """
 
-    pixels: str
     pixel_dims: tuple[int, ...]
     flat: tuple[tuple[str, str], ...] = ()
     batched: tuple[str, ...] = ()
     keep_on_cpu: tuple[str, ...] = ()
+    floats: tuple[str, ...] = ()
 
 
 class ModelSpec(ABC):
@@ -248,8 +247,8 @@ class ModelSpec(ABC):
         """The pixel tensor of one item, of `plan.output_shape`.
 
         `pixels` is uint8 [height, width, 3], upright RGB; a video's are
-        [n, height, width, 3], one for each of `plan.frames` (repeats at the
-        end may be left out). Blocks, mostly without the GIL.
+        [n, height, width, 3], one for each of `plan.frames`. Blocks, mostly
+        without the GIL.
         """
         if out is None:
             out = backend.empty(plan.output_shape, pixel_format.numpy_dtype)
@@ -281,16 +280,11 @@ class ModelSpec(ABC):
         taken = length = 0
         for position, plan in zip(positions, plans, strict=True):
             new = self.replacement(plan)
-            start, end = position, position + 1
-            if new.before is not None and start > taken and ids[start - 1] == new.before:
-                start -= 1
-            if new.after is not None and end < len(ids) and ids[end] == new.after:
-                end += 1
-            pieces += [ids[taken:start], new.ids]
-            length += start - taken
+            pieces += [ids[taken:position], new.ids]
+            length += position - taken
             ranges.append((length + new.offset, new.length))
             length += len(new.ids)
-            taken = end
+            taken = position + 1
         pieces.append(ids[taken:])
         return Expanded(np.concatenate(pieces), tuple(ranges))
 

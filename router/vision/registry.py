@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from router.vision.files import ModelFiles
-from router.vision.models.qwen2_vl import Qwen2VL
+from router.vision.models.qwen2_vl import Qwen2VL, Qwen25VL
 from router.vision.models.qwen3_vl import Qwen3VL
 from router.vision.plan import ModelSpec
 
@@ -14,9 +14,11 @@ _Factory = Callable[[ModelFiles], ModelSpec]
 # By config.json's model_type.
 _BY_MODEL_TYPE: Mapping[str, _Factory] = {
     "qwen2_vl": Qwen2VL,
-    "qwen2_5_vl": Qwen2VL,
+    "qwen2_5_vl": Qwen25VL,
     "qwen3_vl": Qwen3VL,
     "qwen3_vl_moe": Qwen3VL,
+    "qwen3_5": Qwen3VL,
+    "qwen3_5_moe": Qwen3VL,
 }
 
 # By config.json's architectures, for model types that several families share.

@@ -82,8 +82,6 @@ def build_batch(
         flat_keys=dict(names.flat),
         keep_on_cpu_keys=names.keep_on_cpu,
     )
-    if names.pixels != "pixel_values":
-        head.encoder_input_key = names.pixels
     head.pixel_values.shape.extend(shape)
     head.pixel_values.dtype = pixel_format.dtype
     for offset, length in ranges:

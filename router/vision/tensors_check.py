@@ -26,6 +26,7 @@ _PIXEL_DTYPES: Mapping[str, DType] = {
     name: name for name in ("uint8", "float32", "bfloat16", "float16")
 }
 _INTEGER_DTYPES = frozenset({"int64", "int32", "uint32"})
+_FLOAT_DTYPES = frozenset({"float32", "float64"})
 _MAX_RANK = 8
 _MAX_TOKEN_ID = 2**32 - 1
 _SAMPLE = 1024
@@ -142,8 +143,8 @@ class _BatchCheck:
         token = self._spec.placeholder_ids[self._modality]
         if batch.HasField("im_token_id") and batch.im_token_id != token:
             raise malformed("im_token_id", f"im_token_id is not the model's {token}")
-        if batch.HasField("encoder_input_key") and batch.encoder_input_key != names.pixels:
-            raise malformed("keys", f"encoder_input_key is not {names.pixels}")
+        if batch.encoder_input_key not in ("", "pixel_values"):
+            raise malformed("keys", "encoder_input_key is not pixel_values")
         if dict(batch.flat_keys) != dict(names.flat):
             raise malformed("keys", f"flat_keys are not {dict(names.flat)}")
         if set(batch.batched_keys) != set(names.batched):
@@ -152,7 +153,7 @@ class _BatchCheck:
             raise malformed("keys", "keep_on_cpu_keys name tensors that are not small")
 
     def _read_side_tensors(self) -> dict[str, list[list[int]]]:
-        """The small tensors as one list of numbers an item."""
+        """The small integer tensors as one list of numbers an item."""
         shapes = self._spec.side_shapes(self._modality)
         given = self._batch.model_specific_tensors
         missing = sorted(shapes.keys() - given.keys())
@@ -165,14 +166,20 @@ class _BatchCheck:
         for name, entry in shapes.items():
             tensor = given[name]
             _check_inline(tensor, name)
-            if tensor.dtype not in _INTEGER_DTYPES:
-                raise malformed("dtype", f"tensor {name} is not of an integer dtype")
+            floats = name in self._names.floats
+            if tensor.dtype not in (_FLOAT_DTYPES if floats else _INTEGER_DTYPES):
+                kind = "a float" if floats else "an integer"
+                raise malformed("dtype", f"tensor {name} is not of {kind} dtype")
             if tuple(tensor.shape[: _MAX_RANK + 1]) != (self.items, *entry):
                 raise malformed("shape", f"tensor {name} has not the shape of {self.items} items")
             dtype = np.dtype(tensor.dtype).newbyteorder("<")
             if len(tensor.inline) != self.items * prod(entry) * dtype.itemsize:
                 raise malformed("payload_size", f"tensor {name} has not the size of its shape")
             values = np.frombuffer(tensor.inline, dtype).reshape(self.items, -1)
+            if floats:
+                if not bool((np.isfinite(values) & (values > 0)).all()):
+                    raise malformed("values", f"tensor {name} is not positive")
+                continue
             side[name] = [[int(v) for v in row] for row in values]
         return side
 
@@ -232,18 +239,16 @@ class _BatchCheck:
             raise malformed("range", f"the range of item {item} is out of order", index=item)
         inside = self._ids[offset:end] == self._spec.placeholder_ids[self._modality]
         found = int(np.count_nonzero(inside))
-        if found != feature_tokens or not length or not inside[0] or not inside[-1]:
+        # Some families write other tokens between the placeholders of one item.
+        covered = found if self._spec.interleaves(self._modality) else length
+        if found != feature_tokens or covered != feature_tokens or not length:
             raise malformed(
                 "length",
-                f"the range of item {item} covers {found} placeholders, the item has "
-                f"{feature_tokens}",
+                f"the range of item {item} covers {length} tokens and {found} placeholders, "
+                f"the item has {feature_tokens}",
                 index=item,
                 expected=feature_tokens,
                 found=found,
-            )
-        if length != found and not self._spec.interleaves(self._modality):
-            raise malformed(
-                "range", f"the range of item {item} covers other tokens too", index=item
             )
 
 

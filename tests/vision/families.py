@@ -12,6 +12,19 @@ from router.vision.plan import ModelSpec
 from router.vision.registry import spec_for
 from tests.vision.pictures import golden
 
+QWEN_TOKENS = {
+    "<|vision_start|>": 151652,
+    "<|vision_end|>": 151653,
+    "<|image_pad|>": 151655,
+    "<|video_pad|>": 151656,
+}
+
+
+def encode_bytes(text: str) -> list[int]:
+    """A tokenizer for tests: one token a byte."""
+    return list(text.encode())
+
+
 # Golden family -> (model_type, config.json, added tokens, anchor id of an image)
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "qwen2_vl": ("qwen2_vl", {"image_token_id": 151655}, {"<|image_pad|>": 151655}),

@@ -1,0 +1,193 @@
+"""Videos: frames, sizes, timestamps, tokens and tensors, against the reference."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from functools import lru_cache
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from router.faults import Fault, Reason
+from router.vision.backend.cpu import CpuBackend
+from router.vision.files import ModelFiles
+from router.vision.models.qwen3_vl import Qwen3VL
+from router.vision.plan import ItemPlan, ModelSpec, PixelFormat
+from router.vision.registry import spec_for
+from router.vision.sampling import timestamps
+from router.vision.tensors import build_batch
+from router.vision.tensors_check import WireLimits, check_mm_inputs
+from tests.vision.families import QWEN_TOKENS, encode_bytes
+from tests.vision.pictures import DATA, golden
+
+VIDEO = golden("video.json")
+BACKEND = CpuBackend()
+RAW = PixelFormat("uint8", normalized=False)
+FORMATS = {
+    "uint8 raw patches": RAW,
+    "float32": PixelFormat("float32", normalized=True),
+    "bfloat16 (cast from float32)": PixelFormat("bfloat16", normalized=True),
+}
+
+
+@lru_cache(maxsize=1)
+def clip() -> np.ndarray:
+    """All frames of the golden clip, uint8 [90, 240, 320, 3], RGB."""
+    raw = io.BytesIO((DATA / "video" / VIDEO["file"]).read_bytes())
+    capture = cv2.VideoCapture(raw, cv2.CAP_FFMPEG, [])
+    frames = []
+    while True:
+        more, frame = capture.read()
+        if not more:
+            return np.stack(frames)
+        frames.append(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB))
+
+
+def spec(model_type: str = "qwen3_vl", **video: Any) -> ModelSpec:
+    patch = 16 if model_type == "qwen3_vl" else 14
+    image = golden("processors.json")["families"][model_type]["preprocessor_config"]
+    files = ModelFiles(
+        preprocessor_config=image,
+        video_preprocessor_config={
+            **VIDEO["video_preprocessor_config"],
+            "patch_size": patch,
+            **video,
+        },
+        token_ids=QWEN_TOKENS,
+        encode=encode_bytes,
+    )
+    made = spec_for(model_type, (), files)
+    assert made is not None
+    return made
+
+
+def planned(made: ModelSpec, sampling: dict[str, Any]) -> ItemPlan:
+    return made.plan_video(
+        320, 240, index=0, total_frames=90, fps=30.0, sample_fps=sampling.get("fps")
+    )
+
+
+CASES = [c for c in VIDEO["cases"] if "num_frames" not in c["sampling"]]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c["name"])
+def test_a_plan_equals_the_reference(case: dict[str, Any]) -> None:
+    plan = planned(spec(**case["init_overrides"]), case["sampling"])
+    assert list(plan.frames) == case["frame_indices"]
+    assert (plan.height, plan.width) == (case["resized_height"], case["resized_width"])
+    assert list(plan.grid) == case["video_grid_thw"]
+    assert plan.feature_tokens == case["video_tokens"]
+    assert list(plan.timestamps) == case["timestamps"]
+    assert [f"<{t:.1f} seconds>" for t in plan.timestamps] == case["timestamp_texts"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c["name"])
+def test_patches_equal_the_reference(case: dict[str, Any]) -> None:
+    frames = clip()
+    hashes = [hashlib.sha256(frame.tobytes()).hexdigest() for frame in frames]
+    if hashes != VIDEO["all_frames_rgb_sha256"]:
+        pytest.skip("this FFmpeg converts colours otherwise than the golden data's")
+    made = spec(**case["init_overrides"])
+    plan = planned(made, case["sampling"])
+    for tensor in case["tensors"]:
+        out = made.pack(plan, frames[list(plan.frames)], FORMATS[tensor["variant"]], BACKEND)
+        assert list(out.shape) == tensor["shape"]
+        assert hashlib.sha256(out.tobytes()).hexdigest() == tensor["sha256"]
+
+
+def test_an_odd_number_of_frames_repeats_the_last() -> None:
+    case = next(c for c in VIDEO["cases"] if "num_frames" in c["sampling"])
+    assert list(timestamps(case["frame_indices"], 30.0, 2)) == case["timestamps"]
+
+
+def test_each_temporal_patch_stands_behind_its_timestamp() -> None:
+    made = spec()
+    plan = planned(made, {"fps": 2})
+    expanded = made.expand([1, made.anchor_ids["video"], 2], [plan])
+    start, end = QWEN_TOKENS["<|vision_start|>"], QWEN_TOKENS["<|vision_end|>"]
+    pad = made.anchor_ids["video"]
+    expected = [1]
+    for text in ("<0.3 seconds>", "<1.5 seconds>", "<2.7 seconds>"):
+        expected += [*encode_bytes(text), start, *[pad] * 80, end]
+    assert expanded.ids.tolist() == [*expected, 2]
+    assert expanded.ranges == ((1, len(expected) - 1),)
+    assert plan.prompt_tokens == len(expected) - 1 + 2
+
+
+def test_a_request_with_image_and_video_passes_the_checks() -> None:
+    made = spec()
+    plans = [made.plan_image(320, 256, index=0), planned(made, {"fps": 2})]
+    image, video = made.anchor_ids["image"], made.anchor_ids["video"]
+    expanded = made.expand([9, image, 8, video, 7], plans)
+    pictures = [np.zeros((256, 320, 3), np.uint8), clip()[list(plans[1].frames)]]
+    batches = [
+        build_batch(
+            made,
+            [plan],
+            [made.pack(plan, pixels, RAW, BACKEND)],
+            RAW,
+            [expanded.ranges[number]],
+            [f"{number}"],
+        ).message()
+        for number, (plan, pixels) in enumerate(zip(plans, pictures, strict=True))
+    ]
+    checked = check_mm_inputs(batches, expanded.ids, made, WireLimits(pixels=RAW))
+    assert checked.item_counts == (("image", 1), ("video", 1))
+    with pytest.raises(Fault) as caught:
+        check_mm_inputs(batches[1:], expanded.ids, made, WireLimits())
+    assert caught.value.metadata["check"] == "uncovered"
+
+
+def test_anchors_of_the_wrong_modality_are_a_mismatch() -> None:
+    made = spec()
+    plans = [made.plan_image(320, 256, index=0), planned(made, {})]
+    image, video = made.anchor_ids["image"], made.anchor_ids["video"]
+    with pytest.raises(Fault) as caught:
+        made.expand([video, image], plans)
+    assert caught.value.reason is Reason.ANCHOR_MISMATCH
+
+
+def test_an_unknown_rate_counts_as_24_frames_a_second() -> None:
+    made = spec()
+    unknown = made.plan_video(320, 240, index=0, total_frames=96, fps=None)
+    assert unknown == made.plan_video(320, 240, index=0, total_frames=96, fps=24.0)
+
+
+def test_a_single_frame_is_no_video() -> None:
+    with pytest.raises(Fault) as caught:
+        spec().plan_video(320, 240, index=2, total_frames=1, fps=30.0)
+    assert caught.value.reason is Reason.MEDIA_FORMAT_UNSUPPORTED
+    assert caught.value.metadata["index"] == "2"
+
+
+def test_hints_of_a_video_are_part_of_it_only_when_they_change_it() -> None:
+    made = spec()
+    assert planned(made, {"fps": 2.0}).hint == ""
+    assert planned(made, {"fps": 4.0}).hint == "fps=4.0"
+    small = made.plan_video(320, 240, index=0, total_frames=90, fps=30.0, max_long_side=160)
+    assert small.hint == "max_long_side=160"
+    assert small.width <= 160
+
+
+def test_a_model_without_video_settings_takes_no_video() -> None:
+    image = golden("processors.json")["families"]["qwen3_vl"]["preprocessor_config"]
+    made = Qwen3VL(ModelFiles(preprocessor_config=image, token_ids=QWEN_TOKENS))
+    assert made.modalities == {"image"}
+    assert made.worker_expandable == {"image", "video"}
+    with pytest.raises(Fault) as caught:
+        made.plan_video(320, 240, index=0, total_frames=90, fps=30.0)
+    assert caught.value.reason is Reason.MULTIMODAL_NOT_SUPPORTED
+
+
+def test_qwen2_takes_whole_temporal_patches_in_equal_steps() -> None:
+    size = {"shortest_edge": 100352, "longest_edge": 602112}
+    plan = spec("qwen2_5_vl", size=size).plan_video(320, 240, index=0, total_frames=90, fps=30.0)
+    assert plan.frames == (0, 15, 30, 45, 60, 75)
+    assert plan.grid == (3, 20, 28)
+    assert plan.feature_tokens == 420
+    side = spec("qwen2_5_vl", size=size).side_tensors([plan])
+    assert side["second_per_grid_ts"].tolist() == [1.0]
+    assert "second_per_grid_ts" not in spec("qwen2_vl", size=size).side_tensors([plan])
