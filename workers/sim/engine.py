@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from router.wire import engine
-from workers.sim import handoff, output, sampling
+from workers.sim import constrained, handoff, output, sampling
 from workers.sim.answer import compose
 from workers.sim.faults import Trouble
 from workers.sim.job import Job
@@ -85,7 +85,10 @@ class Engine:
             request.request_id,
             prompt.ids,
             prompt.placed,
-            [_choice(prompt, wanted, index) for index in range(wanted.choices)],
+            [
+                _choice(prompt, wanted, request.sampling_params, index)
+                for index in range(wanted.choices)
+            ],
             prefilled=isinstance(transfer, handoff.Incoming),
         )
         speech = Speech(job, wanted, options.style, request.stream)
@@ -220,10 +223,13 @@ class Engine:
                 await send(speech.complete(index, start, start, aborted=True))
 
 
-def _choice(prompt: Prompt, wanted: sampling.Sampling, index: int) -> output.Output:
+def _choice(
+    prompt: Prompt, wanted: sampling.Sampling, params: engine.SamplingParams, index: int
+) -> output.Output:
     if prompt.adrift:
         return output.drift(wanted.rules)
-    return output.write(compose(prompt.ids, prompt.seen, draw=wanted.draw(index)), wanted.rules)
+    sentence = compose(prompt.ids, prompt.seen, draw=wanted.draw(index))
+    return output.write(constrained.shape(sentence, params), wanted.rules)
 
 
 def _with_handoff(
