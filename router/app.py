@@ -108,6 +108,7 @@ class App:
                 allow_mm_override=settings.allow_mm_override,
                 allow_transfer_params=settings.allow_transfer_params,
                 allow_client_hashes=settings.allow_client_hashes,
+                migration=settings.migration,
                 request_timeout=settings.request_timeout,
                 max_message_bytes=settings.max_message_bytes,
             ),

@@ -121,6 +121,11 @@ class Settings(BaseSettings):
     retry_budget_ratio: float = Field(
         0.1, ge=0, description="tokens that a success gives back; a failure takes one"
     )
+    migration: bool = Field(
+        False,
+        description="let a stream go on at another worker when its own breaks off, where token "
+        "ids alone decide what follows",
+    )
     request_timeout: Duration = Field(600.0, gt=0, description="longest life of a request")
     connect_timeout: Duration = Field(
         5.0, gt=0, description="longest wait for a connection to a worker"

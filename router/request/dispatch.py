@@ -10,7 +10,7 @@ import asyncio
 import random
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import grpc
 
@@ -66,6 +66,17 @@ class Order:
     view: RoutingView
     deadline: float
     remote_media: bool = False
+
+    def grown_by(self, tokens: int) -> Order:
+        """The same order for a prompt that is longer by so many tokens."""
+        if not tokens:
+            return self
+        known = self.constraint.prompt_tokens
+        return replace(
+            self,
+            constraint=replace(self.constraint, prompt_tokens=known + tokens if known else 0),
+            view=replace(self.view, prompt_tokens=self.view.prompt_tokens + tokens),
+        )
 
 
 @dataclass
@@ -162,12 +173,13 @@ class Dispatcher:
                 why = _of_selection(fault)
             else:
                 journey.attempts = attempts.made
-                result = await self._attempt(order, lease, exchange, journey)
-                if result is None:
+                failed = await self._attempt(order, lease, exchange, journey)
+                if failed is None:
                     self._budget.succeeded()
                     return
-                why = result
+                why = failed.why
                 tried |= {lease.worker}
+                order = order.grown_by(failed.grown)
             pause = attempts.pause_after(why, time_left=order.deadline - loop.time())
             self._metrics.retry_budget.set(self._budget.tokens)
             if pause is None:
@@ -181,7 +193,7 @@ class Dispatcher:
 
     async def _attempt(
         self, order: Order, lease: Lease, exchange: Exchange, journey: Journey
-    ) -> Failure | None:
+    ) -> AttemptFailed | None:
         worker = lease.worker
         attempt = Attempt(worker, f"{order.request_id}-{uuid.uuid4().hex[:12]}", order.deadline)
         journey.worker, journey.progress = worker.address, attempt.progress
@@ -204,7 +216,7 @@ class Dispatcher:
             )
             if failed.why.reread:
                 self._fleet.reread(worker)
-            return failed.why
+            return failed
         finally:
             # However the attempt ends, cancellation included.
             lease.release(result)

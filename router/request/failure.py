@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import grpc
@@ -135,6 +135,11 @@ def of_call(error: grpc.aio.AioRpcError, *, started: bool, remote_media: bool) -
 def broken(message: str) -> Failure:
     """A stream that cannot be continued."""
     return Failure(Fault(Reason.WORKER_STREAM_BROKEN, message), CallResult.FAILURE, Again.NO)
+
+
+def movable(failure: Failure) -> Failure:
+    """The same failure for a stream that can go on at another worker."""
+    return replace(failure, again=Again.YES)
 
 
 def incomplete(*, started: bool) -> Failure:

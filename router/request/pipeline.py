@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -16,11 +16,12 @@ from router.media.intake import MediaIntake, Ticket
 from router.observe.logging import get_logger
 from router.observe.metrics import UNKNOWN_MODEL, Metrics
 from router.policy.base import RoutingView
-from router.request import relay
+from router.request import migrate, relay
 from router.request.admission import Admission
 from router.request.constraint import WireConstraint, wanted_pixels
 from router.request.dispatch import Attempt, Dispatcher, Journey, Order, unary
-from router.request.failure import too_large
+from router.request.failure import movable, too_large
+from router.request.migrate import Continuation
 from router.request.plan import MediaPlan, plan
 from router.request.prepare import Preparer
 from router.request.prepared import Body, Prepared
@@ -47,6 +48,7 @@ class PipelineSettings:
     allow_mm_override: bool = False
     allow_transfer_params: bool = False
     allow_client_hashes: bool = False
+    migration: bool = False
     request_timeout: float = 600.0
     max_message_bytes: int = 512 << 20
 
@@ -119,14 +121,12 @@ class Pipeline:
         limit = self._settings.request_timeout
         deadline = loop.time() + min(limit, limit if time_left is None else time_left)
         choices = max(1, request.sampling_params.n)
+        routing_key = request.router.routing_key
         async with self.admission.place(), self._prepared(request, model, record) as ready:
             order = Order(
                 request_id=record.request_id,
                 constraint=ready.constraint,
-                view=RoutingView(
-                    prompt_tokens=ready.prompt_tokens,
-                    routing_key=request.router.routing_key,
-                ),
+                view=RoutingView(prompt_tokens=ready.prompt_tokens, routing_key=routing_key),
                 deadline=deadline,
                 remote_media=ready.constraint.requires_media_refs,
             )
@@ -135,15 +135,21 @@ class Pipeline:
                 wire = ready.wire(attempt.id, self._settings.max_message_bytes)
                 call = attempt.worker.generate(wire, timeout=attempt.time_left())
                 del wire
-                await relay.stream(
-                    call,
-                    write,
-                    choices=choices,
-                    limits=self.dispatcher.limits,
-                    progress=attempt.progress,
-                    remote_media=order.remote_media,
-                    on_first=ready.release,
-                )
+                try:
+                    await relay.stream(
+                        call,
+                        write,
+                        choices=choices,
+                        limits=self.dispatcher.limits,
+                        progress=attempt.progress,
+                        remote_media=order.remote_media,
+                        on_first=ready.first_output,
+                        through=ready.through,
+                    )
+                except AttemptFailed as failed:
+                    if attempt.progress.started:
+                        ready.move(failed)
+                    raise
 
             await self.dispatcher.run(order, exchange, record.journey)
 
@@ -234,7 +240,11 @@ class Pipeline:
         async with self._intake.ticket() as ticket:
             prepared = await self.prepare(request, decided, ticket)
             record.prompt_tokens = prepared.prompt_tokens
-            yield Ready(prepared, self.constraint(decided, prepared), ticket)
+            may_move = self._settings.migration and migrate.eligible(prepared.body.request)
+            ready = Ready(prepared, self.constraint(decided, prepared), ticket, movable=may_move)
+            # Megabytes hang on these, and a stream may take minutes.
+            del decided, prepared
+            yield ready
 
     async def prepare(
         self, request: engine.GenerateRequest, decided: Decided, ticket: Ticket
@@ -321,13 +331,16 @@ class Pipeline:
 
 
 class Ready:
-    """A prepared request, and what it holds until its first output."""
+    """A prepared request, and what it holds for as long as there may be another attempt."""
 
-    def __init__(self, prepared: Prepared, constraint: WireConstraint, ticket: Ticket) -> None:
+    def __init__(
+        self, prepared: Prepared, constraint: WireConstraint, ticket: Ticket, *, movable: bool
+    ) -> None:
         self.constraint = constraint
         self.prompt_tokens = prepared.prompt_tokens
         self._body: Body | None = prepared.body
         self._ticket = ticket
+        self._continuation = Continuation() if movable else None
 
     def wire(self, request_id: str, limit: int) -> bytes:
         """The bytes of one attempt. Raises `AttemptFailed` when they exceed `limit`."""
@@ -337,10 +350,31 @@ class Ready:
             raise AttemptFailed(too_large(len(wire), limit))
         return wire
 
-    def release(self) -> None:
-        """Lets go of tensors and media budget: after the first output nothing is sent again."""
-        self._body = None
-        self._ticket.close()
+    def first_output(self) -> None:
+        """Lets go of tensors and media budget, unless the stream may move to another worker."""
+        if self._continuation is None and self._body is not None:
+            self._body.request.Clear()
+            self._body = None
+            self._ticket.close()
+
+    @property
+    def through(self) -> Callable[[bytes], bytes] | None:
+        """What each message passes through on its way to the client; None for nothing."""
+        return self._keep_and_translate if self._continuation is not None else None
+
+    def move(self, failed: AttemptFailed) -> None:
+        """Makes a broken stream's failure one after which another worker goes on, if it can."""
+        if self._continuation is None or self._body is None:
+            return
+        if failed.why.fault.reason is Reason.WORKER_STREAM_BROKEN:
+            grown = self._continuation.resume(self._body.request)
+            if not self._continuation.exhausted(self._body.request):
+                failed.why, failed.grown = movable(failed.why), grown
+
+    def _keep_and_translate(self, message: bytes) -> bytes:
+        assert self._continuation is not None
+        self._continuation.keep(message)
+        return self._continuation.translate(message)
 
 
 def _view(workers: Sequence[Worker], files: Model | None) -> ModelView:

@@ -14,6 +14,9 @@ from router.wire import engine
 class Body(Protocol):
     """Makes the bytes of one attempt."""
 
+    @property
+    def request(self) -> engine.GenerateRequest: ...
+
     def wire(self, request_id: str) -> bytes: ...
 
 

@@ -24,11 +24,16 @@ Write = Callable[[bytes], Awaitable[None]]
 
 
 class AttemptFailed(Exception):
-    """An attempt came to no good end."""
+    """An attempt came to no good end.
 
-    def __init__(self, why: Failure) -> None:
+    `grown` says that the request was made longer by so many prompt tokens, to
+    go on from where this attempt broke off.
+    """
+
+    def __init__(self, why: Failure, *, grown: int = 0) -> None:
         super().__init__(why.fault.message)
         self.why = why
+        self.grown = grown
 
 
 @dataclass
@@ -109,12 +114,14 @@ async def stream(
     progress: Progress,
     remote_media: bool,
     on_first: Callable[[], None],
+    through: Callable[[bytes], bytes] | None = None,
 ) -> None:
     """Relays until every one of `choices` has completed and the stream has ended.
 
-    `on_first` is called before the first message is passed on. Raises
-    `AttemptFailed`; CancelledError when the client is gone. Whatever
-    happens, the call is over when this returns.
+    `on_first` is called before the first message is passed on. `through` sees,
+    and may change, each message on its way. Raises `AttemptFailed`;
+    CancelledError when the client is gone. Whatever happens, the call is over
+    when this returns.
     """
     loop = asyncio.get_running_loop()
     watchdog = Watchdog(call, progress, limits, loop)
@@ -128,12 +135,14 @@ async def stream(
             if message[:1] != _CHUNK:
                 _note_complete(message, progress)
             progress.writing = True
-            await write(message)
+            await write(message if through is None else through(message))
             progress.writing = False
     except grpc.aio.AioRpcError as error:
-        raise AttemptFailed(
-            failure.of_call(error, started=progress.started, remote_media=remote_media)
-        ) from error
+        # With every choice complete the client has all there is; how the call ended is nothing.
+        if len(progress.completes) < choices:
+            raise AttemptFailed(
+                failure.of_call(error, started=progress.started, remote_media=remote_media)
+            ) from error
     except asyncio.CancelledError:
         if watchdog.expired is None or _being_cancelled():
             raise
