@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from router.fleet.bundle import TokenizerBundle
 from router.fleet.capability import Capability
+from router.fleet.tokens import TokenCounter
 from router.observe.logging import get_logger
 from router.vision.files import ModelFiles
 from router.vision.plan import ModelSpec
@@ -37,6 +38,8 @@ class Model:
     fingerprint: str
     spec: ModelSpec | None
     problem: str = ""
+    # None where the worker hands out no tokenizer.json.
+    counter: TokenCounter | None = None
 
 
 class ModelLibrary:
@@ -70,10 +73,12 @@ def fingerprint(files: Mapping[str, bytes]) -> str:
 
 
 def _read(capability: Capability, bundle: TokenizerBundle) -> Model:
-    identity = fingerprint(bundle.files)
+    spec, problem = None, ""
     try:
         files = ModelFiles.from_archive(bundle.files)
         spec = spec_for(capability.model_type, capability.architectures, files)
     except ValueError as error:
-        return Model(bundle, identity, spec=None, problem=str(error))
-    return Model(bundle, identity, spec=spec)
+        problem = str(error)
+    tokenizer = bundle.files.get("tokenizer.json")
+    counter = TokenCounter(tokenizer) if tokenizer else None
+    return Model(bundle, fingerprint(bundle.files), spec, problem, counter)

@@ -79,6 +79,12 @@ class Decided:
         """The workers' own name for the model's files."""
         return next((w.capability.model_path for w in self.workers if w.capability), "")
 
+    @property
+    def context_length(self) -> int | None:
+        """The longest context of the model's workers, in tokens; None while none is known."""
+        known = [w.capability.context_length for w in self.workers if w.capability]
+        return max((length for length in known if length), default=None)
+
 
 class Pipeline:
     """Runs requests. One for the whole process."""
@@ -252,7 +258,7 @@ class Pipeline:
         """Makes the body. What it takes of the media budget is on the ticket."""
         match decided.resolution.mode, decided.plan.tensors:
             case Mode.NONE, False:
-                return self._preparer.text(request, decided.files)
+                return await self._preparer.text(request, decided.files, decided.context_length)
             case Mode.NONE, True:
                 return await self._preparer.client_tensors(
                     request,

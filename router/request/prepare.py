@@ -54,15 +54,26 @@ class Preparer:
 
     # -- No references
 
-    def text(self, request: engine.GenerateRequest, model: Model | None) -> Prepared:
-        """A request without media goes on as it is."""
-        if request.WhichOneof("input") == "text":
-            # A token is at least a byte, and most are four: good enough to weigh the load.
-            return Prepared(MessageBody(strip(request)), max(1, len(request.text) // 4), True)
-        ids = request.tokenized.input_ids
-        if model is not None and model.spec is not None:
-            refuse_anchors(model.spec, ids)
-        return Prepared(MessageBody(strip(request)), len(ids))
+    async def text(
+        self, request: engine.GenerateRequest, model: Model | None, context_length: int | None
+    ) -> Prepared:
+        """A request without media goes on as it is.
+
+        `context_length` is the longest that any worker of the model has. A
+        text that might exceed it is tokenised, since a worker may not survive
+        a prompt that is too long.
+        """
+        if request.WhichOneof("input") == "tokenized":
+            ids = request.tokenized.input_ids
+            if model is not None and model.spec is not None:
+                refuse_anchors(model.spec, ids)
+            return Prepared(MessageBody(strip(request)), len(ids))
+        text = request.text
+        # A token stands for at least a byte, and most for about four.
+        if context_length and model and model.counter and len(text) * 4 > context_length:
+            tokens = await asyncio.to_thread(model.counter.count, text, enough=context_length)
+            return Prepared(MessageBody(strip(request)), tokens)
+        return Prepared(MessageBody(strip(request)), max(1, len(text) // 4), estimated=True)
 
     async def client_tensors(
         self, request: engine.GenerateRequest, model: Model, *, trust_hashes: bool

@@ -1,0 +1,35 @@
+"""How many tokens a text has, for prompts that come untokenised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True)
+class TokenCounter:
+    """Counts with the model's own tokenizer.json, which is read at the first use."""
+
+    tokenizer_json: bytes = field(repr=False)
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_str(self.tokenizer_json.decode("utf-8"))
+
+    @cached_property
+    def _longest(self) -> int:
+        """Most characters that one token can stand for."""
+        return max(map(len, self._tokenizer.get_vocab()), default=1)
+
+    def count(self, text: str, *, enough: int) -> int:
+        """The number of tokens of `text`; a lower bound once that is above `enough`.
+
+        Blocks, for long texts in proportion to their length, so a text that
+        cannot fit whatever its tokens are is not tokenised at all.
+        """
+        least = len(text) // max(1, self._longest)
+        if least > enough:
+            return least
+        return len(self._tokenizer.encode(text).ids)
