@@ -120,8 +120,7 @@ class MediaReferences:
         if isinstance(file, Blob):
             pixels = await ticket.decode(file)
         else:
-            # A last frame that pads the clip is not decoded twice.
-            pixels = await ticket.frames(file, list(dict.fromkeys(plan.frames)))
+            pixels = await ticket.frames(file, plan.frames)
 
         def encoded() -> Sight:
             patches = self._spec.pack(plan, pixels, RAW, self._backend)

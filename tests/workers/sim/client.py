@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from router.media.intake import MediaIntake, MediaSource
 from router.vision.backend.cpu import CpuBackend
 from router.vision.files import ModelFiles
 from router.vision.plan import ModelSpec, PixelFormat
@@ -28,6 +29,8 @@ from workers.sim.references import RAW
 from workers.sim.tokenizer import decode, encode
 
 IMAGES = Path(__file__).parents[2] / "data" / "images"
+CLIP = Path(__file__).parents[2] / "data" / "video" / "clip_320x240.mp4"
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 
 
@@ -125,6 +128,38 @@ def _spec() -> ModelSpec:
     spec = spec_for("qwen3_vl", (), ModelFiles.from_archive(files))
     assert spec is not None
     return spec
+
+
+async def with_clip_tensors(
+    text: str, clip: Path, pixel_format: PixelFormat = RAW
+) -> engine.GenerateRequest:
+    """A request as a router builds it that preprocesses one clip itself."""
+    spec, intake = _spec(), MediaIntake()
+    try:
+        async with intake.ticket() as ticket:
+            loaded = await ticket.load_clip(_source(clip), 0)
+            header = loaded.header
+            plan = spec.plan_video(
+                header.width,
+                header.height,
+                index=0,
+                total_frames=header.frames,
+                fps=header.fps,
+            )
+            frames = await ticket.frames(loaded, plan.frames)
+    finally:
+        await intake.close()
+    expanded = spec.expand(encode(text), [plan])
+    array = spec.pack(plan, frames, pixel_format, CpuBackend())
+    batch = build_batch(spec, [plan], [array], pixel_format, expanded.ranges, ["the clip"])
+    request = prompt("")
+    request.tokenized.input_ids.extend(expanded.ids.tolist())
+    request.mm_inputs.CopyFrom(batch.message())
+    return request
+
+
+def _source(clip: Path) -> MediaSource:
+    return MediaSource("video", data=clip.read_bytes())
 
 
 @cache

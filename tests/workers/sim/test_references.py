@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import grpc
@@ -76,6 +77,34 @@ async def test_what_cannot_be_read_fails_as_in_a_worker(url: str, status: str) -
         error = await client.refusal(referring(ASK, url.replace("{host}", base)))
     assert error.code().name == status
     assert "media item 0" in (error.details() or "")
+
+
+async def test_a_host_that_says_nothing_is_given_up() -> None:
+    async def silent(_: web.Request) -> web.Response:
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
+
+    app = web.Application()
+    app.add_routes([web.get("/", silent)])
+    async with client_of(SimOptions(media_timeout=0.1)) as client, TestServer(app) as host:
+        error = await client.refusal(referring(ASK, str(host.make_url("/"))))
+    assert error.code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_worker_fetches_as_often_as_it_is_told_to() -> None:
+    fetched = 0
+
+    async def count(_: web.Request) -> web.Response:
+        nonlocal fetched
+        fetched += 1
+        return web.Response(body=(IMAGES / "tiny_28x28.jpg").read_bytes())
+
+    app = web.Application()
+    app.add_routes([web.get("/", count)])
+    async with client_of() as client, TestServer(app) as host:
+        for _ in range(3):
+            await client.say(referring(ASK, str(host.make_url("/"))))
+    assert fetched == 3
 
 
 async def test_a_corrupt_picture_is_the_clients_fault() -> None:
