@@ -9,6 +9,7 @@ come back, so that excess load costs the caller milliseconds and us nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from dataclasses import dataclass
 
@@ -115,12 +116,17 @@ class Budget:
             # Granted in the very moment of the cancel or timeout.
             self.give_back(waiter.amount)
             return
-        self._waiters.remove(waiter)
+        with contextlib.suppress(ValueError):  # or passed over already
+            self._waiters.remove(waiter)
         self._admit()
 
     def _admit(self) -> None:
         while self._waiters:
             first = self._waiters[0]
+            if first.granted.done():
+                # Cancelled or out of time, but its task has not run yet.
+                self._waiters.popleft()
+                continue
             if not (self._used + first.amount).fits(self._limit):
                 return
             self._waiters.popleft()

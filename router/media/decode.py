@@ -10,6 +10,7 @@ OpenCV will not read.
 from __future__ import annotations
 
 import io
+import logging
 import warnings
 from typing import TypeAlias
 
@@ -31,7 +32,8 @@ cv2.setNumThreads(1)
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 # Sizes are judged from the header before decode, with the request's own limit.
 Image.MAX_IMAGE_PIXELS = None
-# Pillow warns about odd files with words from the files themselves.
+# Pillow warns and logs about odd files with words from the files themselves.
+logging.getLogger("PIL").setLevel(logging.WARNING)
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 _PILLOW_NAMES = {

@@ -185,6 +185,8 @@ class Fetcher:
             raise _failed(url, download.index, "its name cannot be resolved") from None
         except aiohttp.ServerTimeoutError:
             raise _timeout(url, download.index, self._limits.connect_timeout) from None
+        except aiohttp.ClientSSLError:
+            raise _failed(url, download.index, "it offers no trustworthy TLS") from None
         except aiohttp.ClientConnectorError:
             raise _failed(url, download.index, "it refuses connections") from None
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):

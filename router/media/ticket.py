@@ -16,6 +16,7 @@ from router.media.pool import PixelPool
 from router.media.reader import Reader
 from router.media.sniff import sniff
 from router.media.source import MediaSource
+from router.media.url import MAX_URL_LENGTH
 from router.media.video_header import VideoHeader
 
 P = ParamSpec("P")
@@ -64,6 +65,7 @@ class Ticket:
         self._decoder = decoder
         self._held: list[Reservation] = []
         self._used = Amount()
+        self._pixels: dict[int, list[Reservation]] = {}
         self._images: dict[str, Blob] = {}
         self._closed = False
 
@@ -78,14 +80,16 @@ class Ticket:
         The same URL twice in a request is fetched once. Raises Fault: any
         MEDIA_ reason but MEDIA_ASPECT_RATIO, and FILE_FORBIDDEN.
         """
-        known = self._images.get(source.url) if source.url is not None else None
+        # A data: URL is not looked up: it is the picture, and megabytes to hash.
+        url = source.url if source.url and len(source.url) <= MAX_URL_LENGTH else None
+        known = self._images.get(url) if url is not None else None
         if known is not None:
             return replace(known, index=index)
         data = await self._read(source, index)
         header, hard = await self._pool.run(self._held, self._look, data, index)
         blob = Blob(index, data, header, hard)
-        if source.url is not None:
-            self._images[source.url] = blob
+        if url is not None:
+            self._images[url] = blob
         return blob
 
     async def decode(self, blob: Blob) -> Pixels:
@@ -117,12 +121,34 @@ class Ticket:
             self._held, clip.data, clip.header, indices, index=clip.index
         )
 
+    async def take_bytes(self, nbytes: int, index: int) -> None:
+        """Reserves memory that item `index` takes beside its file and its pixels: its tensor.
+
+        Raises Fault MEDIA_TOO_LARGE, MEDIA_BUDGET_FULL.
+        """
+        amount = Amount(nbytes=nbytes)
+        self._charge(amount, index)
+        reservation = self._budget.open()
+        self._hold(reservation)
+        await reservation.grow(amount, index=index)
+
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs other blocking pixel work in the same bounded pool.
 
         What the request holds stays reserved until the thread is done with it.
         """
         return await self._pool.run(self._held, work, *args, **kwargs)
+
+    def release_pixels(self, item: Blob | Clip) -> None:
+        """Gives back the pixels of an item whose array is no longer held by anybody.
+
+        Not needed before `close`; it lets a request of many large pictures go
+        through a budget that could not hold them all at once.
+        """
+        for reservation in self._pixels.pop(item.index, []):
+            self._used -= reservation.amount
+            self._held.remove(reservation)
+            reservation.release()
 
     def close(self) -> None:
         """Lets go of everything."""
@@ -146,6 +172,7 @@ class Ticket:
         self._charge(amount, index)
         reservation = self._budget.open()
         self._hold(reservation)
+        self._pixels.setdefault(index, []).append(reservation)
         await reservation.grow(amount, index=index)
 
     def _hold(self, reservation: Reservation) -> None:

@@ -80,6 +80,20 @@ async def test_a_cancel_in_the_moment_of_the_grant_gives_the_grant_back() -> Non
     assert budget.used == Amount()
 
 
+async def test_room_that_comes_in_the_moment_of_a_cancel_goes_to_the_next() -> None:
+    budget = Budget(Amount(100), wait=3600)
+    await budget.take(Amount(100), index=0)
+    first = asyncio.create_task(budget.take(Amount(100), index=1))
+    second = asyncio.create_task(budget.take(Amount(100), index=2))
+    await asyncio.sleep(0)
+    first.cancel()
+    budget.give_back(Amount(100))
+    await second
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert (budget.used, budget.waiting) == (Amount(100), 0)
+
+
 async def test_a_shared_reservation_is_given_back_by_its_last_holder() -> None:
     budget = Budget(Amount(100))
     first = budget.open()

@@ -427,3 +427,27 @@ async def test_an_unchanged_object_is_not_sent_again(server: Server, client: Cli
 async def test_an_unasked_304_is_not_a_picture(server: Server, client: Client) -> None:
     server.routes["/x"] = fixed(status="304 Not Modified")
     assert (await client.refused(server.url("/x"))).reason is Reason.MEDIA_NOT_FOUND
+
+
+async def test_a_host_without_tls_is_a_failed_fetch(server: Server, client: Client) -> None:
+    fault = await client.refused(server.url("/x").replace("http:", "https:"))
+    assert fault.reason is Reason.MEDIA_FETCH_FAILED
+
+
+async def test_proxies_of_the_environment_are_used_only_where_asked_for(
+    server: Server, internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", server.url(""))
+    server.routes["http://img.example/x"] = fixed(BODY)
+    for use, expected in ((False, Reason.MEDIA_FETCH_FAILED), (True, None)):
+        client = Client(FetchLimits(use_env_proxies=use), internet)
+        try:
+            response = await client.get("http://img.example/x")
+            assert (expected, response.data) == (None, BODY)
+        except Fault as fault:
+            assert fault.reason is expected
+        # A proxy does not lift what can be judged without it.
+        fault = await client.refused("http://10.0.0.1/x")
+        assert fault.reason is Reason.MEDIA_HOST_FORBIDDEN
+        await client.fetcher.close()
+    assert [request.target for request in server.requests] == ["http://img.example/x"]
