@@ -12,7 +12,8 @@ from router.faults import Fault, Reason
 from router.fleet.model import Model
 from router.fleet.registry import Registry
 from router.fleet.worker import Role, Worker, WorkerState
-from router.media.intake import MediaIntake, Ticket
+from router.media.intake import MediaIntake
+from router.media.ticket import Ticket
 from router.observe.logging import get_logger
 from router.observe.metrics import UNKNOWN_MODEL, Metrics
 from router.policy.base import RoutingView

@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from router.faults import Fault, Reason
 from router.fleet.model import Model
-from router.media.intake import Blob, MediaIntake, MediaSource, Ticket
+from router.media.intake import MediaIntake
+from router.media.source import MediaSource
+from router.media.ticket import Blob, Clip, Ticket
 from router.observe.metrics import Metrics
 from router.request.anchors import check_anchors, refuse_anchors
 from router.request.estimate import estimate_item
@@ -37,11 +39,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Loaded:
-    """One item on its way through the router."""
+    """One item, encoded and planned."""
 
-    item: MediaItem
-    blob: Blob
+    encoded: Blob | Clip
     plan: ItemPlan
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What shapes tensors beside the media themselves."""
+
+    spec: ModelSpec
+    fingerprint: str
+    model_id: str
+    pixels: PixelFormat
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One item's identity and packed pixels."""
+
+    identity: str
+    values: npt.NDArray[Any]
 
 
 class Preparer:
@@ -67,7 +86,9 @@ class Preparer:
             ids = request.tokenized.input_ids
             if model is not None and model.spec is not None:
                 refuse_anchors(model.spec, ids)
-            return Prepared(MessageBody(strip(request)), len(ids))
+            # A worker that truncates the prompt itself takes one of any length.
+            truncated = request.sampling_params.HasField("truncate_prompt_tokens")
+            return Prepared(MessageBody(strip(request)), len(ids), estimated=truncated)
         text = request.text
         # A token stands for at least a byte, and most for about four.
         if context_length and model and model.counter and len(text) * 4 > context_length:
@@ -147,8 +168,10 @@ class Preparer:
         check_anchors(spec, ids, plan.items)
         loaded = await _all(self._load(item, spec, ticket) for item in plan.items)
         expanded = spec.expand(ids, [x.plan for x in loaded])
-        arrays = [await self._pack(x, spec, pixels, ticket) for x in loaded]
-        hashes = await _all(self._identify(x, model_id, spec, ticket) for x in loaded)
+        recipe = Recipe(spec, model.fingerprint, model_id, pixels)
+        tensors = await _all(self._tensor(x, recipe, ticket) for x in loaded)
+        hashes = [tensor.identity for tensor in tensors]
+        arrays = [tensor.values for tensor in tensors]
         batches = _batches(spec, loaded, arrays, pixels, expanded.ranges, hashes)
         check_mm_inputs(
             [b.head for b in batches],
@@ -175,34 +198,67 @@ class Preparer:
         )
 
     async def _load(self, item: MediaItem, spec: ModelSpec, ticket: Ticket) -> Loaded:
+        encoded: Blob | Clip
         with self._metrics.stage.labels("fetch").time():
-            blob = await ticket.load(source_of(item), item.index)
-        self._metrics.media_bytes.labels(_source_label(item)).inc(len(blob.data))
-        header = blob.header
-        plan = spec.plan_image(
-            header.width, header.height, index=item.index, max_long_side=item.max_long_side
-        )
-        return Loaded(item, blob, plan)
+            if item.modality == "video":
+                encoded = await ticket.load_clip(source_of(item), item.index)
+            else:
+                encoded = await ticket.load(source_of(item), item.index)
+        self._metrics.media_bytes.labels(_source_label(item)).inc(len(encoded.data))
+        return Loaded(encoded, _plan_of(encoded, item, spec))
 
-    async def _pack(
-        self, loaded: Loaded, spec: ModelSpec, pixels: PixelFormat, ticket: Ticket
-    ) -> npt.NDArray[Any]:
-        with self._metrics.stage.labels("decode").time():
-            picture: npt.NDArray[np.uint8] = await ticket.decode(loaded.blob)
-        with self._metrics.stage.labels("pack").time():
-            return await ticket.run(spec.pack, loaded.plan, picture, pixels, self._backend)
-
-    async def _identify(
-        self, loaded: Loaded, model_id: str, spec: ModelSpec, ticket: Ticket
-    ) -> str:
+    async def _tensor(self, loaded: Loaded, recipe: Recipe, ticket: Ticket) -> Tensor:
+        """The item's packed pixels, from the cache where the same were made before."""
+        index = loaded.plan.index
         with self._metrics.stage.labels("hash").time():
-            return await ticket.run(
+            identity = await ticket.run(
                 item_identity,
                 loaded.plan.modality,
-                loaded.blob.data,
-                model_id,
+                loaded.encoded.data,
+                recipe.model_id,
                 (loaded.plan.hint,),
             )
+        await ticket.take_bytes(loaded.plan.output_bytes(recipe.pixels), index)
+        values = await self._intake.contents.get(
+            (identity, recipe.fingerprint, recipe.pixels),
+            lambda: self._make(loaded, recipe),
+            lambda array: array.nbytes,
+        )
+        return Tensor(identity, values)
+
+    async def _make(self, loaded: Loaded, recipe: Recipe) -> npt.NDArray[Any]:
+        # Others may wait for the same item, so it is not on one request's ticket.
+        async with self._intake.ticket() as ticket:
+            with self._metrics.stage.labels("decode").time():
+                picture = await _pixels(loaded, ticket)
+            with self._metrics.stage.labels("pack").time():
+                return await ticket.run(
+                    recipe.spec.pack, loaded.plan, picture, recipe.pixels, self._backend
+                )
+
+
+def _plan_of(encoded: Blob | Clip, item: MediaItem, spec: ModelSpec) -> ItemPlan:
+    header = encoded.header
+    if isinstance(encoded, Clip):
+        return spec.plan_video(
+            header.width,
+            header.height,
+            index=item.index,
+            total_frames=encoded.header.frames,
+            fps=encoded.header.fps or None,
+            sample_fps=item.fps,
+            max_long_side=item.max_long_side,
+        )
+    return spec.plan_image(
+        header.width, header.height, index=item.index, max_long_side=item.max_long_side
+    )
+
+
+async def _pixels(loaded: Loaded, ticket: Ticket) -> npt.NDArray[np.uint8]:
+    if isinstance(loaded.encoded, Clip):
+        # Frames that repeat at the end, to fill a temporal patch, are decoded once.
+        return await ticket.frames(loaded.encoded, sorted(set(loaded.plan.frames)))
+    return await ticket.decode(loaded.encoded)
 
 
 def strip(request: engine.GenerateRequest) -> engine.GenerateRequest:
