@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from router.vision.values import from_bfloat16, round_to_bfloat16
 from workers.sim.bundle import Family
 
 Grid = tuple[int, int, int]
@@ -45,24 +46,41 @@ class Sight:
         )
 
 
-def levels(
-    values: npt.NDArray[Any], family: Family, *, device_normalize: bool
-) -> npt.NDArray[np.uint8]:
+@dataclass(frozen=True)
+class Intake:
+    """How the worker takes pixel values: as levels that it normalises itself, or normalised.
+
+    Normalised values reach the encoder in `dtype`, however they came.
+    """
+
+    device_normalize: bool
+    dtype: str
+
+
+def levels(values: npt.NDArray[Any], family: Family, intake: Intake) -> npt.NDArray[np.uint8]:
     """The 0..255 levels behind pixel values [n, 3 * temporal * patch * patch].
 
-    A worker that normalises on its device takes values as levels; one that
-    does not takes them as normalised and undoes that. Whoever sends the other
-    kind is not told: the levels are merely wrong, as the real encoder's input
-    would be.
+    Whoever sends the other kind of values is not told: the levels are merely
+    wrong, as the real encoder's input would be. In bfloat16 a normalised value
+    may stand for two neighbouring levels of some families; the picture is then
+    what the encoder can still tell apart.
     """
-    if device_normalize:
+    if intake.device_normalize:
         if values.dtype == np.uint8:
             return values
         return _round(values.astype(np.float32))
-    per_channel = values.astype(np.float32).reshape(len(values), 3, -1)
+    per_channel = _cast(values.astype(np.float32), intake.dtype).reshape(len(values), 3, -1)
     mean = np.array(family.mean, np.float32)[:, None]
     std = np.array(family.std, np.float32)[:, None]
     return _round((per_channel * std + mean) * 255).reshape(values.shape)
+
+
+def _cast(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.float32]:
+    if dtype == "bfloat16":
+        return from_bfloat16(round_to_bfloat16(values))
+    if dtype == "float16":
+        return values.astype(np.float16).astype(np.float32)
+    return values
 
 
 def _round(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:

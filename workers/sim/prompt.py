@@ -17,7 +17,7 @@ from workers.sim.answer import Seen
 from workers.sim.bundle import Family
 from workers.sim.kvcache import Placed
 from workers.sim.options import SimOptions
-from workers.sim.picture import EncoderCache, Sight, levels, look
+from workers.sim.picture import EncoderCache, Intake, Sight, levels, look
 from workers.sim.refused import Refused, invalid
 from workers.sim.tensors import TensorItem, read_batch, read_identities
 from workers.sim.tokenizer import IMAGE_PAD, VIDEO_PAD, VOCAB_SIZE, encode
@@ -122,10 +122,11 @@ class PromptReader:
             )
         ]
         check_limits([item.modality for item in items], options)
+        intake = Intake(options.device_normalize, options.encoder_dtype)
         items.sort(key=lambda item: item.placed.offset)
         seen = [
             Seen(
-                await self._sight(item, family, device_normalize=options.device_normalize),
+                await self._sight(item, family, intake),
                 item.features,
                 item.fitting,
             )
@@ -160,13 +161,13 @@ class PromptReader:
         adrift = any(item.grid is None for item in items)
         return Prompt(ids, tuple(item.placed for item in items), tuple(seen), adrift)
 
-    async def _sight(self, item: TensorItem, family: Family, *, device_normalize: bool) -> Sight:
+    async def _sight(self, item: TensorItem, family: Family, intake: Intake) -> Sight:
         known = self._encoder.find(item.placed.identifier)
         if known is not None:
             return known
 
         def encoded() -> Sight:
-            raw = levels(item.values, family, device_normalize=device_normalize)
+            raw = levels(item.values, family, intake)
             return look(raw, item.grid, family, item.modality)
 
         if item.values.nbytes <= SMALL_BYTES:

@@ -21,11 +21,12 @@ from workers.sim.answer import Seen
 from workers.sim.bundle import Family, architectures
 from workers.sim.kvcache import Placed
 from workers.sim.options import SimOptions
-from workers.sim.picture import EncoderCache, Grid, Sight, look
+from workers.sim.picture import EncoderCache, Grid, Intake, Sight, levels, look
 from workers.sim.prompt import Ids, Prompt, check_limits
 from workers.sim.refused import Refused, invalid
 
 RAW = PixelFormat("uint8", normalized=False)
+NORMALIZED = PixelFormat("float32", normalized=True)
 _MODALITIES: Mapping[int, Modality] = {common.IMAGE: "image", common.VIDEO: "video"}
 _UNAVAILABLE = frozenset({Reason.MEDIA_FETCH_FAILED, Reason.MEDIA_FETCH_TIMEOUT})
 
@@ -122,9 +123,14 @@ class MediaReferences:
         else:
             pixels = await ticket.frames(file, plan.frames)
 
+        options = self._options()
+        intake = Intake(options.device_normalize, options.encoder_dtype)
+        form = RAW if intake.device_normalize else NORMALIZED
+
         def encoded() -> Sight:
-            patches = self._spec.pack(plan, pixels, RAW, self._backend)
-            return look(patches, _grid(plan), self._family, plan.modality)
+            values = self._spec.pack(plan, pixels, form, self._backend)
+            raw = levels(values, self._family, intake)
+            return look(raw, _grid(plan), self._family, plan.modality)
 
         sight = await ticket.run(encoded)
         self._encoder.keep(identifier, sight)

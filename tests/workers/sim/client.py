@@ -123,9 +123,9 @@ def completes(responses: Sequence[engine.GenerateResponse]) -> list[engine.Gener
 
 
 @cache
-def _spec() -> ModelSpec:
-    files = model_files(SimOptions())
-    spec = spec_for("qwen3_vl", (), ModelFiles.from_archive(files))
+def _spec(model_type: str = "qwen3_vl") -> ModelSpec:
+    files = model_files(SimOptions(model_type=model_type))
+    spec = spec_for(model_type, (), ModelFiles.from_archive(files))
     assert spec is not None
     return spec
 
@@ -173,9 +173,10 @@ def with_tensors(
     *images: str,
     pixel_format: PixelFormat = RAW,
     hashes: Sequence[str] | None = None,
+    model_type: str = "qwen3_vl",
 ) -> engine.GenerateRequest:
     """A request as a router builds it that preprocesses the pictures itself."""
-    spec, backend = _spec(), CpuBackend()
+    spec, backend = _spec(model_type), CpuBackend()
     pixels = [_pixels(image) for image in images]
     plans = [spec.plan_image(p.shape[1], p.shape[0], index=at) for at, p in enumerate(pixels)]
     expanded = spec.expand(encode(text), plans)

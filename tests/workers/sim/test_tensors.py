@@ -47,6 +47,21 @@ async def test_any_dtype_gives_the_same_picture(dtype: str, normalized: bool) ->
     assert by_tensors == by_reference
 
 
+@pytest.mark.parametrize("model_type", ["qwen2_vl", "qwen2_5_vl"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+async def test_the_older_families_are_read_both_ways_alike(model_type: str, dtype: str) -> None:
+    """Their statistics do not survive bfloat16 for every level, in neither way."""
+    options = SimOptions(model_type=model_type, device_normalize=False, encoder_dtype=dtype)
+    sent = PixelFormat(dtype, normalized=True)  # type: ignore[arg-type]
+    async with client_of(options) as client:
+        by_tensors = await client.say(
+            with_tensors(ASK, PHOTO, pixel_format=sent, model_type=model_type)
+        )
+        by_reference = await client.say(referring(ASK, data_url(PHOTO)))
+    assert by_tensors == by_reference
+    assert "644x476 pixels" in by_tensors
+
+
 @pytest.mark.parametrize(
     ("device_normalize", "sent"), [(True, PixelFormat("float32", True)), (False, RAW)]
 )
