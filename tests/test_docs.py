@@ -18,6 +18,7 @@ from tests.cli.servers import Engine, Failure, complete, serving
 from workers.sim.tokenizer import IMAGE_PAD
 
 ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/wire.md", "docs/errors.md")
 ERROR_ROW = re.compile(r"^\| `([A-Z_]+)` \| ([A-Z_]+)(, retry)? \|", re.M)
 
 
@@ -76,7 +77,7 @@ def test_every_reason_of_a_mode_is_documented() -> None:
     assert sorted(rows) == sorted(why.value for why in Why)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/wire.md", "docs/errors.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_every_serve_flag_named_in_the_documentation_exists(page: str) -> None:
     flags = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} | {
         "--config",
@@ -89,7 +90,7 @@ def test_every_serve_flag_named_in_the_documentation_exists(page: str) -> None:
     assert named <= flags
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/wire.md", "docs/errors.md"])
+@pytest.mark.parametrize("page", PAGES)
 def test_links_within_the_repository_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text()
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
