@@ -7,9 +7,12 @@ ways of asking the same differ. Bytes pass through untouched.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any
 
 import grpc
@@ -44,6 +47,7 @@ class Call:
     method: str
     metadata: dict[str, str]
     requests: list[Json] = field(default_factory=list)
+    raw_requests: list[bytes] = field(default_factory=list, repr=False)
     responses: list[Json] = field(default_factory=list)
     status: grpc.StatusCode | None = None
     details: str = ""
@@ -107,6 +111,7 @@ class Recorder:
 
         async def seen() -> AsyncIterator[bytes]:
             async for request in requests:
+                call.raw_requests.append(request)
                 call.requests.append(_parsed(request, kind and kind.input_type))
                 yield request
 
@@ -129,6 +134,27 @@ class Recorder:
         context.set_trailing_metadata(trailers)
         context.set_code(call.status)
         context.set_details(call.details)
+
+
+@contextmanager
+def recording(upstream: str) -> Iterator[Recorder]:
+    """A recorder on a thread of its own, for tests that share one."""
+    recorder = Recorder(upstream)
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def run(step: Coroutine[Any, Any, Any]) -> None:
+        asyncio.run_coroutine_threadsafe(step, loop).result()
+
+    try:
+        run(recorder.__aenter__())
+        yield recorder
+        run(recorder.__aexit__())
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 class _Every(grpc.GenericRpcHandler):

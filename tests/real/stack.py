@@ -1,0 +1,206 @@
+"""Real workers and routers as processes, shared by the tests of a session.
+
+A worker takes half a minute to start and 2.8 GB, so each kind is started once,
+when first asked for, and again only when a test has killed it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ROOT / "scripts" / "real"
+HOME = Path(
+    os.environ.get("REAL_VLLM_HOME") or Path.home() / ".cache" / "mmrouter-real-vllm"
+).absolute()
+MODEL = HOME / "tiny-qwen3vl"
+MODEL_NAME = "tiny-qwen3vl"
+
+# On two busy cores three workers load at once for some minutes.
+START_TIMEOUT = 420.0
+STOP_TIMEOUT = 30.0
+
+# What a worker is told: launcher's flags, then vLLM's.
+KINDS: Mapping[str, tuple[str, ...]] = {
+    # Takes references, wants raw pixels, reports its cache.
+    "refs": ("--mm-processor", "inprocess", "--kv-events"),
+    # Takes tensors only, wants raw pixels.
+    "tensors": ("--mm-processor", "off"),
+    # Takes references, wants normalised floats.
+    "floats": ("--mm-processor", "inprocess", "--", "--no-mm-device-do-normalize"),
+}
+
+
+class DidNotStart(RuntimeError):
+    """A process ended, or said nothing in time; the message has the end of its log."""
+
+
+@dataclass
+class Process:
+    """A process that says `listening on HOST:PORT`, in a group of its own."""
+
+    popen: subprocess.Popen[str]
+    address: str
+    log: Path
+
+    @property
+    def alive(self) -> bool:
+        return self.popen.poll() is None
+
+    def stop(self) -> None:
+        """Ends it in the way meant for it."""
+        if self.alive:
+            self.popen.terminate()
+            try:
+                self.popen.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+        self.popen.wait()
+
+
+@dataclass
+class Worker(Process):
+    """`mmrouter vllm`; the engine's processes are a session of their own below it."""
+
+    def engine_group(self) -> int:
+        """The process group of vLLM itself."""
+        children = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text()
+        (vllm,) = children.split()
+        return os.getpgid(int(vllm))
+
+    def freeze(self) -> None:
+        """Lets it answer nothing more, connections left open."""
+        os.killpg(self.engine_group(), signal.SIGSTOP)
+
+    def kill(self) -> None:
+        """Ends vLLM at once, as the kernel does when memory is short."""
+        os.killpg(self.engine_group(), signal.SIGKILL)
+        self.popen.wait(STOP_TIMEOUT)
+
+
+@dataclass
+class Router(Process):
+    """`mmrouter serve`."""
+
+    http: str
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample by its name and labels, as in the text format."""
+        with urllib.request.urlopen(f"http://{self.http}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        samples = (line.rpartition(" ") for line in lines if line and line[0] != "#")
+        return {name: float(value) for name, _, value in samples}
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples of `name` that carry all of `labels`."""
+        wanted = [f'{key}="{value}"' for key, value in labels.items()]
+        return sum(
+            value
+            for sample, value in self.metrics().items()
+            if sample.partition("{")[0] == name and all(label in sample for label in wanted)
+        )
+
+
+class Stack:
+    """What runs. `close` ends all of it."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._workers: dict[str, Worker] = {}
+        self._routers: dict[tuple[str, ...], Router] = {}
+        self._started = 0
+
+    def workers(self, *kinds: str) -> list[Worker]:
+        """Serving workers of these kinds; those that do not run are started side by side."""
+        missing = [k for k in kinds if k not in self._workers or not self._workers[k].alive]
+        pending = {kind: self._launch_worker(kind) for kind in missing}
+        for kind, (popen, log) in pending.items():
+            self._workers[kind] = Worker(popen, _address(popen, log, START_TIMEOUT), log)
+        return [self._workers[kind] for kind in kinds]
+
+    def worker(self, kind: str) -> Worker:
+        (worker,) = self.workers(kind)
+        return worker
+
+    def router(self, *flags: str) -> Router:
+        """A router with these flags, which has read its workers; one for each set of flags."""
+        known = self._routers.get(flags)
+        if known is not None and known.alive:
+            return known
+        http = f"127.0.0.1:{free_port()}"
+        command = [sys.executable, "-m", "router", "serve"]
+        command += ["--listen", "127.0.0.1:0", "--http", http, *flags]
+        popen, log = self._spawn("router", command, os.environ)
+        router = Router(popen, _address(popen, log, 60.0), log, http)
+        self._routers[flags] = router
+        _until_ready(router)
+        return router
+
+    def close(self) -> None:
+        for process in (*self._routers.values(), *self._workers.values()):
+            process.stop()
+
+    def _launch_worker(self, kind: str) -> tuple[subprocess.Popen[str], Path]:
+        command = [str(SCRIPTS / "worker.sh"), f"127.0.0.1:{free_port()}", *KINDS[kind]]
+        env = os.environ | {"PYTHON": sys.executable, "REAL_VLLM_HOME": str(HOME)}
+        return self._spawn(f"worker-{kind}", command, env)
+
+    def _spawn(
+        self, name: str, command: list[str], env: Mapping[str, str]
+    ) -> tuple[subprocess.Popen[str], Path]:
+        self._started += 1
+        log = self._logs / f"{self._started:02}-{name}.log"
+        with log.open("w") as out:
+            popen = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=dict(env),
+                stdout=subprocess.PIPE,
+                stderr=out,
+                text=True,
+                start_new_session=True,
+            )
+        return popen, log
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _address(popen: subprocess.Popen[str], log: Path, timeout: float) -> str:
+    """Waits for the line that tells the address; kills the process when it does not come."""
+    assert popen.stdout is not None
+    alarm = threading.Timer(timeout, popen.kill)
+    alarm.start()
+    try:
+        for line in popen.stdout:
+            if match := re.fullmatch(r"listening on (\S+)\n", line):
+                return match[1]
+    finally:
+        alarm.cancel()
+    popen.wait()
+    raise DidNotStart(f"{log.name}: exit code {popen.returncode}\n" + log.read_text()[-3000:])
+
+
+def _until_ready(router: Router) -> None:
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://{router.http}/readyz", timeout=5):
+                return
+        except OSError:
+            time.sleep(0.1)
+    raise DidNotStart(f"{router.log.name} is not ready\n" + router.log.read_text()[-3000:])
