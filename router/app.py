@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ipaddress
 import os
 import time
@@ -16,9 +17,10 @@ from grpc_reflection.v1alpha import reflection
 
 from router.config import Settings
 from router.fleet.breaker import BreakerSettings
+from router.fleet.channel import ChannelSettings
 from router.fleet.fleet import Fleet
 from router.fleet.probe import ProbeSettings
-from router.fleet.registry import ChannelSettings, Registry
+from router.fleet.registry import Registry
 from router.media.intake import MediaIntake
 from router.media.limits import FetchLimits, MediaLimits, VideoLimits
 from router.observe.http import HttpFace
@@ -69,7 +71,10 @@ class App:
             self.metrics, channel_settings(settings), breaker_settings(settings)
         )
         self.fleet = Fleet(
-            self.registry, probe_settings(settings), drain_timeout=settings.drain_timeout
+            self.registry,
+            probe_settings(settings),
+            drain_timeout=settings.drain_timeout,
+            longest_call=settings.request_timeout,
         )
         self._intake = MediaIntake(media_limits(settings))
         self._backend = CpuBackend()
@@ -134,6 +139,7 @@ class App:
                 self.fleet.add(address)
             # Compiling takes seconds on a first start: not on the loop, and before readiness.
             await asyncio.to_thread(self._backend.warm_up)
+            _settle_heap()
             self._warm = True
             self._publish_health()
             self._announce(http)
@@ -284,6 +290,16 @@ class App:
                 )
             )
         return page("mmrouter", facts, rows)
+
+
+def _settle_heap() -> None:
+    """Takes what start-up made out of the garbage collector's sight.
+
+    Compiled kernels and libraries live as long as the process; going through
+    them at every full collection would cost each request a share.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 # -- Settings of the rooms

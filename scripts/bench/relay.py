@@ -20,7 +20,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
@@ -35,7 +34,6 @@ from router.wire import ENGINE_SERVICE, common, engine
 LENGTHS = (16, 64, 256)
 _METHOD = f"/{ENGINE_SERVICE}/Generate"
 _OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.so_reuseport", 0)]
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 # -- The processes
@@ -140,9 +138,9 @@ def process(*command: str) -> Iterator[tuple[int, str]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far, all threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    """Time on a CPU of a process so far, all of its living threads, to the nanosecond."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 async def drive(address: str, length: int, requests: int, streams: int) -> None:
@@ -236,20 +234,27 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def report(costs: dict[str, dict[int, list[float]]], arguments: argparse.Namespace) -> None:
+    """Medians over rounds of each round's ratio, so that a noisy round counts once."""
     print(
         f"{date.today()}, {os.cpu_count()} cores ({platform.machine()}), Python "
         f"{platform.python_version()}, grpcio {importlib.metadata.version('grpcio')}; "
-        f"{arguments.streams} streams at once, {arguments.requests} requests, "
-        f"{arguments.rounds} rounds, medians, at {time.strftime('%H:%M')}"
+        f"{arguments.streams} streams at once, {arguments.requests} requests a point, "
+        f"{arguments.rounds} rounds; CPU time of the process in the middle"
     )
-    medians = {n: {x: statistics.median(v) for x, v in c.items()} for n, c in costs.items()}
-    base = medians["bare relay"]
-    base_message = fit(base)[1]
-    for name, median in medians.items():
-        cells = [f"{x} messages {median[x] * 1e6:7.0f} us x{median[x] / base[x]:.2f}" for x in median]
-        # Against the relay in the same run: a whole request at each length, and one more message.
-        slope = fit(median)[1]
-        print(f"{name:32} {' | '.join(cells)} | a message {slope * 1e6:5.1f} us x{slope / base_message:.2f}")
+    base = costs["bare relay"]
+    for name, cost in costs.items():
+        cells = []
+        for length in LENGTHS:
+            ratio = statistics.median(
+                a / b for a, b in zip(cost[length], base[length], strict=True)
+            )
+            micros = statistics.median(cost[length]) * 1e6
+            cells.append(f"{length} messages {micros:6.0f} us x{ratio:.2f}")
+        slopes = [
+            fit({x: cost[x][i] for x in LENGTHS})[1] / fit({x: base[x][i] for x in LENGTHS})[1]
+            for i in range(arguments.rounds)
+        ]
+        print(f"{name:31} {' | '.join(cells)} | one more message x{statistics.median(slopes):.2f}")
 
 
 if __name__ == "__main__":
