@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from router.prefix.blocks import Keys
+
+
+class Blocks(Protocol):
+    """A prompt's KV blocks; computed when asked for, kept for the next question."""
+
+    def keys(self, block_size: int) -> Keys:
+        """Keys of the full blocks of so many tokens, uint64 [blocks]."""
 
 
 @dataclass(frozen=True)
@@ -13,10 +23,14 @@ class RoutingView:
 
     `prompt_tokens` is the expanded length, estimated where the router does
     not expand the prompt itself. `routing_key` is the client's own, or empty.
+    `blocks` is None where nobody scores prefixes. `prefix_credit` is the
+    request's own, or None for the policy's.
     """
 
     prompt_tokens: int
     routing_key: str = ""
+    blocks: Blocks | None = None
+    prefix_credit: float | None = None
 
 
 class Candidate(Protocol):
@@ -26,11 +40,15 @@ class Candidate(Protocol):
     def address(self) -> str: ...
 
     @property
+    def generation(self) -> int:
+        """Differs between workers that follow each other at an address."""
+
+    @property
     def expected_wait(self) -> float:
         """Seconds until a new request would start, as well as it can be told."""
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """A way to choose; it may keep state, and is called from one thread.
 
     Choosing changes nothing, so that `explain` can ask too; what follows from
@@ -39,8 +57,13 @@ class Policy(Protocol):
 
     name: str
 
+    @abstractmethod
     def choose(self, view: RoutingView, candidates: Sequence[Candidate]) -> int:
         """The position of the chosen one in `candidates`, which are never empty."""
 
-    def reserved(self, view: RoutingView, candidate: Candidate) -> None:
+    def charge(self, view: RoutingView, candidate: Candidate) -> int:
+        """Prompt tokens that the request is expected to cost the candidate, at least 1."""
+        return max(1, view.prompt_tokens)
+
+    def reserved(self, view: RoutingView, candidate: Candidate) -> None:  # noqa: B027
         """The request was given to `candidate`."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from router.policy.base import Candidate, RoutingView
+from router.policy.base import Candidate, Policy, RoutingView
 
 
-class LeastLoad:
+class LeastLoad(Policy):
     """Chooses the shortest expected wait; ties are broken at random."""
 
     name = "least_load"
@@ -20,11 +20,8 @@ class LeastLoad:
         """See `Policy.choose`."""
         return _shortest(range(len(candidates)), candidates, self._rng)
 
-    def reserved(self, view: RoutingView, candidate: Candidate) -> None:
-        """See `Policy.reserved`; nothing follows from a choice."""
 
-
-class PowerOfTwo:
+class PowerOfTwo(Policy):
     """Chooses the shorter expected wait of two different random candidates.
 
     Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"
@@ -41,9 +38,6 @@ class PowerOfTwo:
         if len(candidates) == 1:
             return 0
         return _shortest(self._rng.sample(range(len(candidates)), 2), candidates, self._rng)
-
-    def reserved(self, view: RoutingView, candidate: Candidate) -> None:
-        """See `Policy.reserved`; nothing follows from a choice."""
 
 
 def _shortest(positions: Sequence[int], candidates: Sequence[Candidate], rng: random.Random) -> int:

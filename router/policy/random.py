@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from router.policy.base import Candidate, RoutingView
+from router.policy.base import Candidate, Policy, RoutingView
 
 
-class Random:
+class Random(Policy):
     """Chooses uniformly."""
 
     name = "random"
@@ -19,6 +19,3 @@ class Random:
     def choose(self, view: RoutingView, candidates: Sequence[Candidate]) -> int:
         """See `Policy.choose`."""
         return self._rng.randrange(len(candidates))
-
-    def reserved(self, view: RoutingView, candidate: Candidate) -> None:
-        """See `Policy.reserved`; nothing follows from a choice."""

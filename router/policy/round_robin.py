@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from router.policy.base import Candidate, RoutingView
+from router.policy.base import Candidate, Policy, RoutingView
 
 _REMEMBERED = 4096
 
 
-class RoundRobin:
+class RoundRobin(Policy):
     """Chooses the candidate that has waited longest for a turn.
 
     Turns are kept by address, not by position, so a worker that joins, leaves

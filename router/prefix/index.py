@@ -12,7 +12,7 @@ from router.prefix import holdings
 from router.prefix.approximate import ApproximateIndex
 from router.prefix.blocks import NO_KEY, PROCESS_SEED, Keys, root_key, run_keys
 from router.prefix.changes import Change, Cleared, Lost, Removed, Stored, Tier
-from router.prefix.match import Match, walk
+from router.prefix.match import Match, touch_chain, walk
 from router.prefix.table import SIZE, make_slots
 
 # Operations that count as one moment to the LRU order.
@@ -173,27 +173,27 @@ class PrefixIndex:
 
     # -- Asking
 
-    def match(self, keys: Keys, holders: Iterable[int], *, used: bool = True) -> Match:
-        """How much of a prompt each of the holders has; 0 for holders not asked for.
-
-        `used` says that the prompt comes, not only the question.
-        """
+    def match(self, keys: Keys, holders: Iterable[int]) -> Match:
+        """How much of a prompt each of the holders has; 0 for holders not asked for."""
         active = np.zeros(self._words, np.uint64)
         for holder in holders:
             active[holder >> 6] |= np.uint64(1 << (holder & 63))
         blocks = np.zeros(self._words * 64, np.int32)
         losses = np.zeros(self._words * 64)
-        self._operations += used
         walk(
             self._slots,
             self._holdings.bits,
             self._expected.arrays,
             keys,
             self._expected.now(),
-            self._operations // _EPOCH if used else 0,
             self._losses,
             active,
             blocks,
             losses,
         )
         return Match(blocks, blocks - losses)
+
+    def use(self, keys: Keys) -> None:
+        """A request with these blocks comes: they are the last to be evicted."""
+        self._operations += 1
+        touch_chain(self._slots, keys, np.uint32(self._operations // _EPOCH))

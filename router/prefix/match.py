@@ -31,7 +31,6 @@ def walk(
     expected: Any,
     keys: Any,
     now: int,
-    epoch: int,
     tier_losses: Any,
     active: Any,
     blocks: Any,
@@ -41,15 +40,11 @@ def walk(
 
     `bits` is [slots, tiers, words], `active` uint64 [words] and used up.
     `blocks` (int32 [holders]) gets the lengths, `losses` (float64 [holders])
-    the sum of what the blocks outside the device are worth less. `epoch` > 0
-    marks the visited blocks as used.
+    the sum of what the blocks outside the device are worth less.
     """
     words = len(active)
-    visited = np.empty(len(keys), np.int64)
-    depth = 0
     for i in range(len(keys)):
         slot = table.find(t, keys[i])
-        visited[i] = slot
         guess = np.int64(-2)
         alive = False
         for w in range(words):
@@ -83,13 +78,17 @@ def walk(
             alive = alive or have != np.uint64(0)
         if not alive:
             break
-        depth = i + 1
     for w in range(words):
         for b in range(64):
             if active[w] & (np.uint64(1) << np.uint64(b)):
                 blocks[w * 64 + b] = len(keys)
-    if epoch > 0:
-        # From the leaf to the root: a parent is never less recent than its child.
-        for i in range(depth - 1, -1, -1):
-            if visited[i] >= 0:
-                table.touch(t, visited[i], np.uint32(epoch))
+
+
+@njit(nogil=True, cache=True)
+def touch_chain(t: Any, keys: Any, epoch: Any) -> None:
+    """Marks a chain as used, from leaf to root: a parent is as recent as its children."""
+    depth = 0
+    while depth < len(keys) and table.find(t, keys[depth]) >= 0:
+        depth += 1
+    for i in range(depth - 1, -1, -1):
+        table.touch(t, table.find(t, keys[i]), epoch)

@@ -110,6 +110,8 @@ def lookups(workers: int, length: int, size: int) -> None:
     slow, slow99 = median_us(lambda i: plain.match(lists[i % 64], range(workers)), 500)
     show("lookup, median us", f"{one:.0f}", f"{slow:.0f}")
     show("lookup, p99 us", f"{p99:.0f}", f"{slow99:.0f}")
+    use, _ = median_us(lambda i: index.use(chains[i % 64]), 1000)
+    show("marking as used, median us", f"{use:.0f}")
 
 
 def events(workers: int, size: int, blocks: int) -> None:

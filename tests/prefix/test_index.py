@@ -183,9 +183,9 @@ def test_the_least_recently_used_branch_goes_first() -> None:
     a = it.join()
     it.apply(a, stored(prompt(4), first=0))
     it.apply(a, stored(prompt(4, 1000), first=10))
-    it.match(keys(prompt(4)), [a])
+    it.use(keys(prompt(4)))
     it.apply(a, stored(prompt(4, 2000), first=20))
-    lengths = [it.match(keys(prompt(4, s)), [a], used=False).blocks[a] for s in (0, 1000, 2000)]
+    lengths = [it.match(keys(prompt(4, s)), [a]).blocks[a] for s in (0, 1000, 2000)]
     assert lengths == [4, 0, 4]
     assert (it.blocks, it.held, it.evicted) == (8, 8, 4)
 
@@ -195,7 +195,7 @@ def test_a_question_alone_does_not_count_as_use() -> None:
     a = it.join()
     it.apply(a, stored(prompt(4), first=0))
     it.apply(a, stored(prompt(4, 1000), first=10))
-    it.match(keys(prompt(4)), [a], used=False)
+    it.match(keys(prompt(4)), [a])
     it.apply(a, stored(prompt(1, 2000), first=20))
     assert it.match(keys(prompt(4)), [a]).blocks[a] < 4
 

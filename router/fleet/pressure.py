@@ -1,0 +1,160 @@
+"""How long a new request would wait at a worker: what lies there, and how fast it goes.
+
+Our own requests are counted exactly and at once; the worker's reports add what
+other routers sent there. The rate is measured, not believed: prompt tokens
+that led to a first output, per second in which any was awaited. So a slow
+worker is known as slow, whatever makes it slow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# What a request costs besides its tokens, in tokens: a scheduler step and the
+# first decode. Without it a worker that gets short prompts would seem slow.
+OVERHEAD_TOKENS = 256
+
+# Seconds of work after which a measurement counts half.
+_HALF_LIFE = 20.0
+# Seconds of work from which on a measured rate is believed.
+_ENOUGH = 0.5
+
+
+@dataclass(frozen=True)
+class Pressure:
+    """A worker's work at one moment.
+
+    queued: prompt tokens to be computed before a new request's, overheads included.
+    rate: measured tokens per second, None while not known.
+    in_flight: our requests there, and context_tokens their prompts' lengths.
+    slots: requests that it runs at once, None while not known.
+    slot_wait: seconds until a slot is free.
+    silence: seconds since it last gave any output while it had work.
+    """
+
+    queued: float = 0.0
+    rate: float | None = None
+    in_flight: int = 0
+    context_tokens: int = 0
+    slots: int | None = None
+    slot_wait: float = 0.0
+    silence: float = 0.0
+
+    def wait(self, ordinary_rate: float) -> float:
+        """Expected seconds until a new request's prompt is begun."""
+        return self.queued / (self.rate or ordinary_rate) + self.slot_wait
+
+
+class Backlog:
+    """Requests of one worker from reservation to first output, and from there to the end."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waiting = 0
+        self._queued = 0
+        self._busy_since = 0.0
+        # Decayed tokens done and seconds of work, and requests finished in them.
+        self._done = 0.0
+        self._seconds = 0.0
+        # Tokens of other routers by the last report, and by the last two together.
+        self._last_foreign = 0.0
+        self._foreign = 0.0
+        self._foreign_at = 0.0
+        self._finished = 0.0
+        self._finished_at = clock()
+        self._silence = 0.0
+        self._silence_at = 0.0
+        self.in_flight = 0
+        self.context_tokens = 0
+        self.slots: int | None = None
+
+    # -- Our own requests
+
+    def reserve(self, uncached_tokens: int, context_tokens: int) -> None:
+        """A request is on its way there, with so many prompt tokens to compute and in all."""
+        if self._waiting == 0:
+            self._busy_since = self._clock()
+        self._waiting += 1
+        self._queued += uncached_tokens + OVERHEAD_TOKENS
+        self.in_flight += 1
+        self.context_tokens += context_tokens
+
+    def first_output(self, uncached_tokens: int) -> None:
+        """Its prompt is done. Once a request, if at all."""
+        self._account()
+        self._done += uncached_tokens + OVERHEAD_TOKENS
+        self._silence = 0.0
+        self._not_waiting(uncached_tokens)
+
+    def finish(self, uncached_tokens: int, context_tokens: int, *, answered: bool) -> None:
+        """It is over; `answered` says whether it had a first output."""
+        if not answered:
+            self._account()
+            self._not_waiting(uncached_tokens)
+        self.in_flight -= 1
+        self.context_tokens -= context_tokens
+        now = self._clock()
+        self._finished = self._finished * 0.5 ** ((now - self._finished_at) / _HALF_LIFE) + 1
+        self._finished_at = now
+
+    def _not_waiting(self, uncached_tokens: int) -> None:
+        self._waiting -= 1
+        self._queued -= uncached_tokens + OVERHEAD_TOKENS
+
+    def _account(self) -> None:
+        now = self._clock()
+        worked = now - self._busy_since
+        self._busy_since = now
+        fading = 0.5 ** (worked / _HALF_LIFE)
+        self._done *= fading
+        self._seconds = self._seconds * fading + worked
+
+    # -- What the worker says
+
+    def reported(self, pending_tokens: int | None, silence: float | None) -> None:
+        """A report: prompt tokens that wait there, ours among them, and silence in seconds."""
+        now = self._clock()
+        if pending_tokens is not None:
+            foreign = max(0.0, float(pending_tokens - self._queued))
+            # A prompt of ours that was done between the report and its arrival
+            # looks foreign, but only once.
+            self._foreign, self._foreign_at = min(foreign, self._last_foreign), now
+            self._last_foreign = foreign
+        if silence is not None:
+            self._silence, self._silence_at = silence, now
+
+    # -- What follows
+
+    @property
+    def rate(self) -> float | None:
+        """Prompt tokens per second of work, None until enough was seen."""
+        return self._done / self._seconds if self._seconds >= _ENOUGH and self._done else None
+
+    def pressure(self) -> Pressure:
+        """As of now."""
+        now = self._clock()
+        rate = self.rate
+        foreign = max(0.0, self._foreign - (rate or 0.0) * (now - self._foreign_at))
+        silence = self._silence
+        if silence and self.in_flight:
+            # It has not spoken since the report either.
+            silence += now - self._silence_at
+        return Pressure(
+            queued=self._queued + foreign,
+            rate=rate,
+            in_flight=self.in_flight,
+            context_tokens=self.context_tokens,
+            slots=self.slots,
+            slot_wait=self._slot_wait(now),
+            silence=silence,
+        )
+
+    def _slot_wait(self, now: float) -> float:
+        if not self.slots or self.in_flight < self.slots:
+            return 0.0
+        # A decayed count over its mean lifetime is a rate (events per second).
+        faded = self._finished * 0.5 ** ((now - self._finished_at) / _HALF_LIFE)
+        turnover: float = max(faded * math.log(2) / _HALF_LIFE, 0.1)
+        return (self.in_flight - self.slots + 1) / turnover

@@ -1,0 +1,356 @@
+"""Compares ways to route over a simulated fleet with prefix caches.
+
+    python scripts/bench/routing_sim.py [--workers 8 64] [--seeds 3] [--minutes 10]
+        [--mooncake FILE ...] [--plots docs/images] [--only TRACE ...]
+
+The policies, the index, the expectations and the measuring of rates are the
+router's own; the workers and the network are simulated, event by event. One
+of the workers runs at half speed, and nobody tells the policies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import random
+import statistics
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from routing_baselines import LongestPrefix, PublishedCost
+from routing_traces import Request, Trace, conversation, mooncake, multimodal, synthetic
+
+from router.fleet.pressure import Backlog
+from router.policy.base import Policy, RoutingView
+from router.policy.least_load import LeastLoad, PowerOfTwo
+from router.policy.prefix import ORDINARY_RATE, Prefix
+from router.policy.round_robin import RoundRobin
+from router.policy.settings import PolicySettings
+from router.prefix.changes import Removed
+from router.prefix.index import IndexSettings, PrefixIndex
+from router.prefix.resident import Resident
+
+EVENT_DELAY = 0.05
+REPORT_INTERVAL = 1.0
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A worker's abilities: tokens/s of prefill, seconds a decode step, cache in tokens."""
+
+    prefill_rate: float = 7000.0
+    prefill_overhead: float = 0.03
+    decode_step: float = 0.02
+    cache_tokens: int = 1_500_000
+    slots: int = 256
+
+
+@dataclass
+class Job:
+    request: Request
+    charged: int
+    keys: list[int]
+    uncached: int = 0
+
+
+class Clock:
+    """Simulated seconds, and what happens when."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def __call__(self) -> float:
+        return self.now
+
+    def after(self, seconds: float, then: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._order), then))
+
+    def run(self) -> None:
+        while self._events:
+            self.now, _, then = heapq.heappop(self._events)
+            then()
+
+
+@dataclass(eq=False)
+class SimWorker:
+    """Prompts one after another, decodes beside them, an LRU cache of blocks."""
+
+    address: str
+    engine: Engine
+    speed: float
+    clock: Clock
+    resident: Resident
+    block_size: int
+    generation: int = 1
+    served: list[float] = field(default_factory=list)
+    times: list[tuple[float, float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.backlog = Backlog(self.clock)
+        self.backlog.slots = self.engine.slots
+        self.queue: deque[Job] = deque()
+        self.prefilling: Job | None = None
+        self.running = 0
+        self.busy = 0.0
+        self.hit_blocks = self.all_blocks = 0
+        self.capacity = self.engine.cache_tokens // self.block_size
+        # Blocks nobody uses now, least recently used first; and the users of the others.
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._users: Counter[int] = Counter()
+        self._news: list[tuple[np.ndarray, int]] = []
+        self._gone: list[int] = []
+        self._telling = False
+
+    @property
+    def expected_wait(self) -> float:
+        return self.backlog.pressure().wait(ORDINARY_RATE)
+
+    def take(self, request: Request, charged: int) -> None:
+        """The router sent a request, believing so many of its tokens not to be cached."""
+        self.backlog.reserve(charged, request.prompt)
+        self.queue.append(Job(request, charged, request.blocks.tolist()))
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.prefilling or not self.queue or self.running >= self.engine.slots:
+            return
+        job = self.queue[0]
+        if len(self._users) + len(job.keys) > self.capacity and self.running:
+            return
+        self.queue.popleft()
+        self.prefilling = job
+        cached = 0
+        for key in job.keys:
+            if key not in self._users and key not in self._idle:
+                break
+            cached += 1
+        self.hit_blocks += cached
+        self.all_blocks += len(job.keys)
+        for key in job.keys[:cached]:
+            self._use(key)
+        job.uncached = max(1, job.request.prompt - cached * self.block_size)
+        # Decodes take their part of each step.
+        share = 1 - 0.5 * self.running / self.engine.slots
+        rate = self.engine.prefill_rate * self.speed * share
+        spent = self.engine.prefill_overhead / self.speed + job.uncached / rate
+        self.busy += spent
+        self.clock.after(spent, lambda: self._first_output(job, cached))
+
+    def _first_output(self, job: Job, cached: int) -> None:
+        fresh = [key for key in job.keys[cached:] if key not in self._users]
+        for key in job.keys[cached:]:
+            self._use(key)
+        if fresh:
+            parent = job.keys[cached - 1] if cached else 0
+            self._news.append((job.request.blocks[cached:], parent))
+        while len(self._users) + len(self._idle) > self.capacity and self._idle:
+            self._gone.append(self._idle.popitem(last=False)[0])
+        self._tell()
+        self.prefilling = None
+        self.running += 1
+        self.backlog.first_output(job.charged)
+        now = self.clock.now
+        self.times.append((job.request.at, now - job.request.at))
+        step = self.engine.decode_step / self.speed * (1 + self.running / 64)
+        self.clock.after(step * job.request.output, lambda: self._end(job))
+        self._begin()
+
+    def _end(self, job: Job) -> None:
+        self.running -= 1
+        self.backlog.finish(job.charged, job.request.prompt, answered=True)
+        for key in reversed(job.keys):
+            self._users[key] -= 1
+            if self._users[key] == 0:
+                del self._users[key]
+                self._idle[key] = None
+        self._begin()
+
+    def _use(self, key: int) -> None:
+        self._users[key] += 1
+        self._idle.pop(key, None)
+
+    def report(self) -> None:
+        """What the engine says about itself every second."""
+        pending = sum(job.request.prompt for job in self.queue)
+        if self.prefilling:
+            pending += self.prefilling.uncached
+        self.backlog.reported(min(pending, self._uncached_pending()), 0.0)
+
+    def _uncached_pending(self) -> int:
+        total = self.prefilling.uncached if self.prefilling else 0
+        for job in self.queue:
+            cached = 0
+            for key in job.keys:
+                if key not in self._users and key not in self._idle:
+                    break
+                cached += 1
+            total += job.request.prompt - cached * self.block_size
+        return total
+
+    def _tell(self) -> None:
+        if not self._telling and (self._news or self._gone):
+            self._telling = True
+            self.clock.after(EVENT_DELAY, self._deliver)
+
+    def _deliver(self) -> None:
+        self._telling = False
+        holder = self.resident.holders[0]
+        for blocks, parent in self._news:
+            self.resident.index.store_keys(holder, blocks.view(np.int64), blocks, parent)
+        if self._gone:
+            hashes = np.array(self._gone, np.uint64).view(np.int64)
+            self.resident.index.apply(holder, Removed(hashes))
+        self._news, self._gone = [], []
+
+
+class TraceBlocks:
+    """A trace's block ids as keys."""
+
+    def __init__(self, request: Request) -> None:
+        self._blocks = request.blocks
+
+    def keys(self, block_size: int) -> np.ndarray:
+        return self._blocks
+
+
+@dataclass(frozen=True)
+class Result:
+    mean: float
+    p99: float
+    hits: float
+    imbalance: float
+    rate: float
+
+
+Maker = Callable[[Trace, random.Random], Policy]
+
+
+def _prefix(kind: type[Prefix], **weights: float) -> Maker:
+    def make(trace: Trace, rng: random.Random) -> Policy:
+        settings = PolicySettings(policy="prefix", **weights)  # type: ignore[arg-type]
+        extra = {"block_size": trace.block_size} if kind is PublishedCost else {}
+        return kind(settings, lambda w: w.resident, lambda w: w.backlog.pressure(), rng, **extra)
+
+    return make
+
+
+POLICIES: dict[str, Maker] = {
+    "round robin": lambda trace, rng: RoundRobin(),
+    "power of two": lambda trace, rng: PowerOfTwo(rng),
+    "least load": lambda trace, rng: LeastLoad(rng),
+    "longest prefix": _prefix(LongestPrefix),
+    "published cost": _prefix(PublishedCost),
+    "prefix (ours)": _prefix(Prefix),
+}
+
+
+def simulate(
+    trace: Trace, make: Maker, workers: int, seed: int, engine: Engine, *, reporting: bool = True
+) -> Result:
+    """One run; the first tenth of the requests warms the caches and is not counted."""
+    started = time.thread_time()
+    rng = random.Random(seed)
+    clock = Clock()
+    index = PrefixIndex(IndexSettings(blocks=1 << 19), clock=clock)
+    fleet = []
+    for i in range(workers):
+        resident = Resident(index, trace.block_size)
+        resident.reporting = reporting
+        speed = 0.5 if i == workers // 2 else 1.0
+        fleet.append(SimWorker(f"w{i}", engine, speed, clock, resident, trace.block_size))
+    policy = make(trace, rng)
+    requests = iter(trace.requests)
+
+    def arrive(request: Request) -> None:
+        view = RoutingView(request.prompt, blocks=TraceBlocks(request))
+        chosen = fleet[policy.choose(view, fleet)]
+        charged = policy.charge(view, chosen)
+        policy.reserved(view, chosen)
+        chosen.take(request, charged)
+        following = next(requests, None)
+        if following is not None:
+            clock.after(following.at - clock.now, lambda: arrive(following))
+
+    def report(worker: SimWorker) -> None:
+        worker.report()
+        if clock.now < trace.requests[-1].at:
+            clock.after(REPORT_INTERVAL, lambda: report(worker))
+
+    first = next(requests)
+    clock.after(first.at, lambda: arrive(first))
+    for worker in fleet:
+        clock.after(rng.random() * REPORT_INTERVAL, lambda w=worker: report(w))
+    clock.run()
+
+    since = trace.requests[len(trace.requests) // 10].at
+    waits = np.array([t for w in fleet for at, t in w.times if at >= since])
+    busy = [w.busy for w in fleet]
+    return Result(
+        float(waits.mean()),
+        float(np.percentile(waits, 99)),
+        sum(w.hit_blocks for w in fleet) / max(1, sum(w.all_blocks for w in fleet)),
+        max(busy) / statistics.mean(busy),
+        len(trace.requests) / (time.thread_time() - started),
+    )
+
+
+def traces(workers: int, seed: int, minutes: float, files: list[Path]) -> list[Trace]:
+    """Traces for a fleet of that size: the more workers, the more users."""
+    seconds, scale = minutes * 60, workers / 8
+    made = [
+        conversation(seed, rate=3.4 * scale, seconds=seconds),
+        synthetic(seed, rate=3.9 * scale, seconds=seconds),
+        multimodal(seed, rate=12.0 * scale, seconds=seconds),
+    ]
+    return made + [mooncake(file) for file in files]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--workers", type=int, nargs="+", default=[8, 64])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=10.0, help="simulated time with 8 workers")
+    parser.add_argument("--mooncake", type=Path, nargs="*", default=[], help="JSONL traces")
+    parser.add_argument("--only", nargs="*", help="names of traces")
+    parser.add_argument("--approximate", action="store_true", help="workers send no events")
+    parser.add_argument("--plots", type=Path, help="folder for PNG files")
+    given = parser.parse_args()
+    for workers in given.workers:
+        # As many requests with many workers as with few, up to a floor.
+        minutes = max(3.0, given.minutes * 8 / workers * 2) if workers > 8 else given.minutes
+        runs: dict[tuple[str, str], list[Result]] = {}
+        for seed in range(1, given.seeds + 1):
+            for trace in traces(workers, seed, minutes, given.mooncake):
+                if given.only and trace.name not in given.only:
+                    continue
+                for name, make in POLICIES.items():
+                    result = simulate(
+                        trace, make, workers, seed, Engine(), reporting=not given.approximate
+                    )
+                    runs.setdefault((trace.name, name), []).append(result)
+        show(workers, minutes, runs)
+
+
+def show(workers: int, minutes: float, runs: dict[tuple[str, str], list[Result]]) -> None:
+    """A Markdown table of means over the seeds."""
+    print(f"\n{workers} workers, one at half speed, {minutes:.0f} simulated minutes\n")
+    print("| trace | policy | mean TTFT s | p99 TTFT s | hit rate | imbalance | requests/s |")
+    print("|---|---|---:|---:|---:|---:|---:|")
+    for (trace, policy), results in runs.items():
+        mean = statistics.mean
+        print(
+            f"| {trace} | {policy} | {mean(r.mean for r in results):.2f} "
+            f"| {mean(r.p99 for r in results):.2f} | {mean(r.hits for r in results):.1%} "
+            f"| {mean(r.imbalance for r in results):.2f} | {mean(r.rate for r in results):.0f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
