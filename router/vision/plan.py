@@ -209,6 +209,10 @@ class ModelSpec(ABC):
     def side_shapes(self, modality: Modality) -> Mapping[str, tuple[int, ...]]:
         """The small tensors a batch must have: name -> shape of one item's entry."""
 
+    def shared_tensors(self, modality: Modality) -> frozenset[str]:
+        """Small tensors that are the same for all items, and may be left out."""
+        return frozenset()
+
     @abstractmethod
     def claim(
         self, modality: Modality, side: Mapping[str, Sequence[int]], pixels: tuple[int, ...]
@@ -296,6 +300,7 @@ class ModelSpec(ABC):
             watched[int(ids[at])] == plan.modality
             for at, plan in zip(positions, plans, strict=True)
         ):
+            self._refuse_expanded(ids)
             return [int(at) for at in positions]
         metadata = {"found": str(len(positions)), "items": str(len(plans))}
         for modality in sorted(self.anchor_ids):
@@ -308,3 +313,14 @@ class ModelSpec(ABC):
             "or in another order of modalities",
             metadata=metadata,
         )
+
+    def _refuse_expanded(self, ids: npt.NDArray[np.uint32]) -> None:
+        """Placeholders that are no anchors can only come from an earlier expansion."""
+        stray = set(self.placeholder_ids.values()) - set(self.anchor_ids.values())
+        found = int(np.count_nonzero(np.isin(ids, np.array(sorted(stray), np.uint32))))
+        if found:
+            raise Fault(
+                Reason.ANCHOR_MISMATCH,
+                f"input_ids hold {found} placeholder tokens that were expanded already",
+                metadata={"expanded": str(found)},
+            )

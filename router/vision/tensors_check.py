@@ -157,11 +157,18 @@ class _BatchCheck:
         shapes = self._spec.side_shapes(self._modality)
         given = self._batch.model_specific_tensors
         missing = sorted(shapes.keys() - given.keys())
-        unknown = sorted(given.keys() - shapes.keys())
+        shared = self._spec.shared_tensors(self._modality)
+        unknown = sorted(given.keys() - shapes.keys() - shared)
         if missing:
             raise malformed("required_tensors", f"tensor {missing[0]} is missing")
         if unknown:
             raise malformed("required_tensors", f"{len(unknown)} tensors are not the model's")
+        for name in shared & given.keys():
+            # Nothing but the placeholder's id is shared so far.
+            expected = self._spec.placeholder_ids[self._modality]
+            _check_inline(given[name], name)
+            if given[name].dtype != "int64" or given[name].inline != expected.to_bytes(8, "little"):
+                raise malformed("values", f"tensor {name} is not {expected}")
         side: dict[str, list[list[int]]] = {}
         for name, entry in shapes.items():
             tensor = given[name]
