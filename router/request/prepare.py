@@ -25,7 +25,7 @@ from router.observe.metrics import Metrics
 from router.request.anchors import check_anchors, refuse_anchors
 from router.request.estimate import estimate_item
 from router.request.plan import MediaItem, MediaPlan
-from router.request.prepared import ItemSize, MessageBody, Prepared, TensorBody
+from router.request.prepared import Body, ItemSize, Prepared
 from router.request.tensors_in import adopt_client_tensors
 from router.vision.backend.base import Backend
 from router.vision.identity import item_identity
@@ -88,13 +88,13 @@ class Preparer:
                 refuse_anchors(model.spec, ids)
             # A worker that truncates the prompt itself takes one of any length.
             truncated = request.sampling_params.HasField("truncate_prompt_tokens")
-            return Prepared(MessageBody(strip(request)), len(ids), estimated=truncated)
+            return Prepared(Body(strip(request)), len(ids), estimated=truncated)
         text = request.text
         # A token stands for at least a byte, and most for about four.
         if context_length and model and model.counter and len(text) * 4 > context_length:
             tokens = await asyncio.to_thread(model.counter.count, text, enough=context_length)
-            return Prepared(MessageBody(strip(request)), tokens)
-        return Prepared(MessageBody(strip(request)), max(1, len(text) // 4), estimated=True)
+            return Prepared(Body(strip(request)), tokens)
+        return Prepared(Body(strip(request)), max(1, len(text) // 4), estimated=True)
 
     async def client_tensors(
         self, request: engine.GenerateRequest, model: Model, *, trust_hashes: bool
@@ -110,7 +110,7 @@ class Preparer:
                 metadata={"check": "dtype"},
             )
         return Prepared(
-            MessageBody(strip(request)),
+            Body(strip(request)),
             prompt_tokens=len(request.tokenized.input_ids),
             item_counts=checked.item_counts,
             largest_item_tokens=checked.largest_item_tokens,
@@ -129,7 +129,7 @@ class Preparer:
         await _all(self._intake.judge(source_of(item), item.index) for item in plan.items)
         estimates = [estimate_item(spec, item) for item in plan.items]
         return Prepared(
-            MessageBody(strip(request)),
+            Body(strip(request)),
             prompt_tokens=len(spec.expand(ids, [e.plan for e in estimates]).ids),
             estimated=True,
             item_counts=_counts(plan.items),
@@ -185,7 +185,7 @@ class Preparer:
         del stripped.tokenized.input_ids[:]
         stripped.tokenized.input_ids.extend(expanded.ids.tolist())
         return Prepared(
-            TensorBody(stripped, batches),
+            Body(stripped, batches),
             prompt_tokens=len(expanded.ids),
             item_counts=_counts(plan.items),
             items=tuple(

@@ -4,45 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from router.vision.plan import PixelFormat
 from router.vision.tensors import Batch, serialize
 from router.wire import engine
 
 
-class Body(Protocol):
-    """Makes the bytes of one attempt."""
-
-    @property
-    def request(self) -> engine.GenerateRequest: ...
-
-    def wire(self, request_id: str) -> bytes: ...
-
-
 @dataclass(frozen=True)
-class MessageBody:
-    """A request whose bytes are protobuf's own."""
+class Body:
+    """What the bytes of each attempt are made from.
+
+    `batches` are router-made tensors, whose pixels are copied once, into the
+    bytes that are sent.
+    """
 
     request: engine.GenerateRequest
+    batches: Sequence[Batch] = ()
 
     def wire(self, request_id: str) -> bytes:
         """The serialised request under the id that the worker is to see."""
         self.request.request_id = request_id
+        if self.batches:
+            return serialize(self.request, self.batches)
         return self.request.SerializeToString()
-
-
-@dataclass(frozen=True)
-class TensorBody:
-    """A request with router-made tensors, whose pixels are copied once, into the bytes sent."""
-
-    request: engine.GenerateRequest
-    batches: Sequence[Batch]
-
-    def wire(self, request_id: str) -> bytes:
-        """The serialised request under the id that the worker is to see."""
-        self.request.request_id = request_id
-        return serialize(self.request, self.batches)
 
 
 @dataclass(frozen=True)
