@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from router.faults import Fault, Reason
+from router.media.formats import jpeg
 from router.media.header import Colour, ImageFormat, ImageHeader
 from router.media.sandbox.process import DecoderProcess, SandboxFailed
 from router.media.sandbox.protocol import Job, Kind
@@ -58,9 +59,9 @@ def is_hard(data: bytes, header: ImageHeader) -> bool:
 
     Because of the decoder (TIFF, AVIF, JPEG 2000: large libraries, seldom used),
     or because no header bounds the work: a progressive JPEG may go over every
-    pixel any number of times.
+    pixel any number of times, a file may consist of millions of empty parts.
     """
-    if header.format in _ISOLATED:
+    if header.format in _ISOLATED or not header.bounded:
         return True
     if not header.many_scans:
         return False
@@ -81,7 +82,7 @@ def decode_in_process(data: bytes, header: ImageHeader, index: int) -> Pixels:
     MEDIA_DECODE_FAILED for damaged bytes, and for a picture whose size is not
     the header's.
     """
-    pixels = _with_opencv(data, header) if _opencv_is_equal(header) else None
+    pixels = _with_opencv(data, header) if _opencv_is_equal(data, header) else None
     if pixels is None:
         pixels = _with_pillow(data, header)
     if pixels is None or pixels.shape != (header.height, header.width, 3):
@@ -112,10 +113,13 @@ def damaged(header: ImageHeader, index: int) -> Fault:
     )
 
 
-def _opencv_is_equal(header: ImageHeader) -> bool:
+def _opencv_is_equal(data: bytes, header: ImageHeader) -> bool:
+    if not header.plain:
+        return False
     match header.format:
         case ImageFormat.JPEG:
-            return header.bit_depth == 8 and header.colour is not Colour.CMYK
+            eight_bit = header.bit_depth == 8 and header.colour is not Colour.CMYK
+            return eight_bit and jpeg.is_regular(data)
         case ImageFormat.PNG:
             # 16-bit grey is clipped by the reference, not scaled; transparency
             # of grey and palette files is Pillow's to expand.
@@ -123,7 +127,7 @@ def _opencv_is_equal(header: ImageHeader) -> bool:
                 return header.bit_depth <= 8 and not header.has_alpha
             return header.colour is Colour.RGB or not header.has_alpha
         case ImageFormat.WEBP:
-            return not header.animated
+            return True
         case _:
             return False
 

@@ -48,6 +48,10 @@ class ImageHeader:
     animated: bool = False
     # JPEG only: the picture may be coded in any number of passes.
     many_scans: bool = False
+    # Nothing in the file's structure on which two decoders could disagree.
+    plain: bool = True
+    # The reader has seen every part of the file that a decoder would walk through.
+    bounded: bool = True
 
     @property
     def width(self) -> int:

@@ -19,7 +19,7 @@ def read(data: bytes) -> ImageHeader:
         raise Truncated("no screen descriptor")
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + _table(flags)
-    transparent = False
+    transparent, bounded = False, True
     for _ in range(_MAX_BLOCKS):
         kind = data[at : at + 1]
         if kind == b"\x2c" and at + 10 <= len(data):
@@ -31,20 +31,33 @@ def read(data: bytes) -> ImageHeader:
             break
         if data[at + 1 : at + 2] == b"\xf9" and at + 4 <= len(data):
             transparent = bool(data[at + 3] & 1)
-        at = _after_sub_blocks(data, at + 2)
-    return ImageHeader(ImageFormat.GIF, width, height, has_alpha=transparent, colour=Colour.PALETTE)
+        at, ended = _after_sub_blocks(data, at + 2)
+        if not ended:
+            bounded = False
+            break
+    else:
+        bounded = False
+    return ImageHeader(
+        ImageFormat.GIF,
+        width,
+        height,
+        has_alpha=transparent,
+        colour=Colour.PALETTE,
+        bounded=bounded,
+    )
 
 
 def _table(flags: int) -> int:
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
-def _after_sub_blocks(data: bytes, at: int) -> int:
+def _after_sub_blocks(data: bytes, at: int) -> tuple[int, bool]:
+    """The offset behind a chain of sub-blocks, and whether its end was seen."""
     for _ in range(_MAX_BLOCKS):
         if at >= len(data):
-            break
+            return at, True
         size = data[at]
         at += 1 + size
         if size == 0:
-            break
-    return at
+            return at, True
+    return at, False

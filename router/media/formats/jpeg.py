@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from router.media.formats import exif
 from router.media.header import BadHeader, Colour, ImageFormat, ImageHeader, Truncated
 
@@ -11,13 +13,17 @@ _MAX_FILL = 4096
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
+# In and between scans: stuffed zeros, fill bytes, restarts, and the segments of a
+# further scan (tables, start of scan, restart interval, APPn, comment).
+_BELONGS = np.zeros(256, bool)
+_BELONGS[[0x00, 0xFF, 0xC4, 0xDA, 0xDB, 0xDD, 0xFE, *range(0xD0, 0xD8), *range(0xE0, 0xF0)]] = True
 _COLOURS = {1: Colour.GREY, 3: Colour.RGB, 4: Colour.CMYK}
 
 
 def read(data: bytes) -> ImageHeader:
     """Reads the header of a JPEG file. Raises BadHeader."""
     frame: tuple[int, int, int, int] | None = None
-    many_scans = False
+    many_scans, bounded = False, True
     exif_parts: list[bytes] = []
     xmp: bytes | None = None
     at = 2
@@ -47,6 +53,8 @@ def read(data: bytes) -> ImageHeader:
         elif marker == 0xE1 and data.startswith(b"http://ns.adobe.com/xap/1.0/\0", body):
             xmp = data[body + 29 : end]
         at = end
+    else:
+        bounded = False
     if frame is None:
         raise Truncated("no frame header")
     precision, width, height, components = frame
@@ -60,7 +68,25 @@ def read(data: bytes) -> ImageHeader:
         bit_depth=precision,
         colour=_COLOURS[components],
         many_scans=many_scans,
+        bounded=bounded,
     )
+
+
+def is_regular(data: bytes) -> bool:
+    """Whether from the first scan on there are only the markers that belong there.
+
+    Entropy-coded data that was damaged into a marker ends the scan early: one
+    decoder then fills the rest with grey and is content, another refuses. What
+    looks irregular may still be sound (a thumbnail in a late segment), and is
+    for the reference to decide.
+    """
+    start = data.find(b"\xff\xda")
+    codes = np.frombuffer(data, np.uint8)[start if start >= 0 else 0 :]
+    at = np.flatnonzero(codes[:-1] == 0xFF)
+    markers = codes[at + 1]
+    # Up to the first end of image; cameras append more behind it.
+    ends = np.flatnonzero(markers == 0xD9)
+    return start >= 0 and len(ends) > 0 and bool(_BELONGS[markers[: ends[0]]].all())
 
 
 def _next_marker(data: bytes, at: int) -> tuple[int | None, int]:

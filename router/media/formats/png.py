@@ -34,6 +34,7 @@ def read(data: bytes) -> ImageHeader:
     if depth not in _DEPTHS.get(colour, ()):
         raise BadHeader("bit depth")
     transparent, animated = colour in (4, 6), False
+    plain, bounded = _sound(data, 8, 13), True
     exif_block: bytes | None = None
     raw_profile: bytes | None = None
     xmp: bytes | None = None
@@ -43,6 +44,11 @@ def read(data: bytes) -> ImageHeader:
             break
         length, kind = struct.unpack_from(">L4s", data, at)
         body = at + 8
+        if body + length + 4 > len(data) or (
+            kind != b"IDAT" and plain and not _sound(data, at, length)
+        ):
+            # OpenCV allocates whatever a chunk claims to hold: 3 GB for 2 kB of file.
+            plain = False
         if kind == b"tRNS" and colour != 2:
             # The one transparent colour of an RGB picture is ignored, as the
             # workers ignore it.
@@ -59,6 +65,8 @@ def read(data: bytes) -> ImageHeader:
         elif kind == b"IEND":
             break
         at = body + length + 4
+    else:
+        bounded = False
     return ImageHeader(
         ImageFormat.PNG,
         width,
@@ -68,7 +76,15 @@ def read(data: bytes) -> ImageHeader:
         bit_depth=depth,
         colour=_COLOURS[colour],
         animated=animated,
+        plain=plain,
+        bounded=bounded,
     )
+
+
+def _sound(data: bytes, at: int, length: int) -> bool:
+    """Whether a chunk's checksum is right; the reference insists, OpenCV does not."""
+    end = at + 8 + length
+    return zlib.crc32(memoryview(data)[at + 4 : end]).to_bytes(4, "big") == data[end : end + 4]
 
 
 def _international(text: bytes) -> bytes:

@@ -32,7 +32,7 @@ def read(data: bytes) -> ImageHeader:
     if kind != b"VP8X":
         raise BadHeader("first chunk")
     flags = data[20]
-    exif_block, xmp = _metadata(data)
+    exif_block, xmp, bounded = _metadata(data)
     return ImageHeader(
         ImageFormat.WEBP,
         _little(data, 24, 3) + 1,
@@ -40,10 +40,14 @@ def read(data: bytes) -> ImageHeader:
         orientation=exif.orientation(exif_block, xmp),
         has_alpha=bool(flags & 0x10),
         animated=bool(flags & 0x02),
+        # The reference reads the container, OpenCV the first picture in it.
+        plain=False,
+        bounded=bounded,
     )
 
 
-def _metadata(data: bytes) -> tuple[bytes | None, bytes | None]:
+def _metadata(data: bytes) -> tuple[bytes | None, bytes | None, bool]:
+    """The EXIF and XMP chunks, and whether all chunks were seen."""
     exif_block: bytes | None = None
     xmp: bytes | None = None
     at = 12
@@ -56,7 +60,9 @@ def _metadata(data: bytes) -> tuple[bytes | None, bytes | None]:
         elif kind == b"XMP " and xmp is None:
             xmp = data[at + 8 : at + 8 + length]
         at += 8 + length + (length & 1)
-    return exif_block, xmp
+    else:
+        return exif_block, xmp, False
+    return exif_block, xmp, True
 
 
 def _little(data: bytes, at: int, size: int) -> int:
