@@ -149,7 +149,9 @@ class _BatchCheck:
             raise malformed("keys", f"flat_keys are not {dict(names.flat)}")
         if set(batch.batched_keys) != set(names.batched):
             raise malformed("keys", f"batched_keys are not {list(names.batched)}")
-        if not set(batch.keep_on_cpu_keys) <= {*names.batched, *names.keep_on_cpu}:
+        # A name of no tensor means nothing to a worker, and clients list some for good measure.
+        kept = set(batch.keep_on_cpu_keys) & {"pixel_values", *batch.model_specific_tensors}
+        if not kept <= {*names.batched, *names.keep_on_cpu}:
             raise malformed("keys", "keep_on_cpu_keys name tensors that are not small")
 
     def _read_side_tensors(self) -> dict[str, list[list[int]]]:

@@ -117,6 +117,16 @@ def test_our_own_tensors_pass() -> None:
     assert result.pixel_formats == (RAW,)
 
 
+def test_names_of_tensors_that_are_not_there_mean_nothing() -> None:
+    batch, expanded = built()
+    message = batch.message()
+    message.keep_on_cpu_keys.append("video_grid_thw")
+    checked(message, expanded.ids)
+    message.keep_on_cpu_keys.append("pixel_values")
+    with pytest.raises(Fault, match="keep_on_cpu_keys"):
+        checked(message, expanded.ids)
+
+
 def test_pixels_beside_the_message_are_judged_by_their_size() -> None:
     batch, expanded = built()
     head = [batch.head]
