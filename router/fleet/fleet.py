@@ -3,38 +3,67 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
+import grpc
+
+from router.fleet.endpoint import Endpoint, Role
 from router.fleet.model import ModelLibrary
 from router.fleet.probe import Probe, ProbeSettings
 from router.fleet.registry import Registry
-from router.fleet.worker import Role, Worker, WorkerState
+from router.fleet.worker import Worker, WorkerState
 from router.observe.logging import get_logger
 
 _log = get_logger("fleet")
 
 
 class Fleet:
-    """Owns the registry's workers: one supervised probe and one channel each."""
+    """Owns the registry's workers: one supervised probe and one channel each.
+
+    `drain_timeout` and `longest_call` are in seconds; no call to a worker
+    outlives `longest_call`.
+    """
 
     def __init__(
-        self, registry: Registry, settings: ProbeSettings, *, drain_timeout: float = 30.0
+        self,
+        registry: Registry,
+        settings: ProbeSettings,
+        *,
+        drain_timeout: float = 30.0,
+        longest_call: float = 600.0,
     ) -> None:
         self.registry = registry
         self._settings = settings
         self._drain_timeout = drain_timeout
+        self._longest_call = longest_call
         self._library = ModelLibrary()
         self._probes: dict[Worker, tuple[Probe, asyncio.Task[None]]] = {}
         self._drains: dict[Worker, asyncio.Task[None]] = {}
+        self._chores: set[asyncio.Task[None]] = set()
 
     def add(
-        self, address: str, *, role: Role = Role.BOTH, labels: Mapping[str, str] | None = None
+        self,
+        address: str,
+        *,
+        role: Role = Role.BOTH,
+        model: str = "",
+        labels: Mapping[str, str] | None = None,
     ) -> Worker:
         """Registers a worker and starts to watch it. Raises ValueError when it is there."""
-        worker = self.registry.add(address, role=role, labels=labels)
-        probe = Probe(worker, self._library, self._settings, self.registry.clock)
-        task = asyncio.create_task(self._watch(worker, probe), name=f"probe {address}")
-        self._probes[worker] = (probe, task)
+        return self.admit(Endpoint(address, role, model, dict(labels or {})))
+
+    def admit(self, endpoint: Endpoint) -> Worker:
+        """As `add`, for a worker as a source of workers describes it."""
+        worker = self.registry.add(endpoint)
+        probe = Probe(
+            worker,
+            self._library,
+            self._settings,
+            self.registry.clock,
+            lambda why: self.replace(worker, why),
+        )
+        self._probes[worker] = probe, self._start_probe(worker, probe)
         return worker
 
     def reread(self, worker: Worker) -> None:
@@ -42,13 +71,23 @@ class Fleet:
         if worker in self._probes:
             self._probes[worker][0].reread()
 
-    def drain(self, worker: Worker) -> None:
+    def replace(self, worker: Worker, why: str, endpoint: Endpoint | None = None) -> None:
+        """Another engine is at a worker's address: a new generation, known for nothing yet.
+
+        The old one finishes what it has. `endpoint` is what the new one is
+        meant for, where that has changed.
+        """
+        self.drain(worker, f"replaced: {why}")
+        if self.registry.get(worker.address) is worker:
+            self.admit(endpoint or worker.endpoint)
+
+    def drain(self, worker: Worker, reason: str = "drained by command") -> None:
         """No new requests; when the running ones are done, or time is over, it goes."""
         if worker.state in (WorkerState.DRAINING, WorkerState.GONE):
             return
-        worker.enter(WorkerState.DRAINING, "drained by command")
+        worker.enter(WorkerState.DRAINING, reason)
         self._drains[worker] = asyncio.create_task(
-            self._drained(worker), name=f"drain {worker.address}"
+            self._drained(worker, reason), name=f"drain {worker.address}"
         )
 
     async def remove(self, worker: Worker, reason: str = "removed by command") -> None:
@@ -57,16 +96,43 @@ class Fleet:
         if drain is not None and drain is not asyncio.current_task():
             drain.cancel()
         self.registry.remove(worker, reason)
+        await self._stop_probe(worker)
+        await worker.channel.close()
+
+    async def renew_channels(self) -> None:
+        """Connects to every worker anew, as its credentials have changed.
+
+        Calls that run end on the connections that they were made on.
+        """
+        for worker in list(self._probes):
+            probe = self._probes[worker][0]
+            await self._stop_probe(worker)
+            if worker.state in (WorkerState.DRAINING, WorkerState.GONE):
+                continue
+            before = worker.channel
+            worker.connect(self.registry.open_channel(worker.address))
+            self._probes[worker] = probe, self._start_probe(worker, probe)
+            self._own(self._close_later(before), f"old channel {worker.address}")
+
+    async def close(self) -> None:
+        """Stops every probe and closes every channel."""
+        for worker in list(self.registry):
+            await self.remove(worker, "the router stops")
+        for chore in list(self._chores):
+            chore.cancel()
+        if self._chores:
+            await asyncio.wait(self._chores)
+
+    # -- Tasks
+
+    def _start_probe(self, worker: Worker, probe: Probe) -> asyncio.Task[None]:
+        return asyncio.create_task(self._watch(worker, probe), name=f"probe {worker.address}")
+
+    async def _stop_probe(self, worker: Worker) -> None:
         if worker in self._probes:
             _, task = self._probes.pop(worker)
             task.cancel()
             await asyncio.wait([task])
-        await worker.channel.close()
-
-    async def close(self) -> None:
-        """Stops every probe and closes every channel."""
-        for worker in list(self._probes):
-            await self.remove(worker, "the router stops")
 
     async def _watch(self, worker: Worker, probe: Probe) -> None:
         while True:
@@ -77,10 +143,22 @@ class Fleet:
                 _log.error("probe_failed", worker=worker.address, exc_info=group)
             await asyncio.sleep(self._settings.health_interval)
 
-    async def _drained(self, worker: Worker) -> None:
+    async def _drained(self, worker: Worker, reason: str) -> None:
+        await self._stop_probe(worker)
         try:
             async with asyncio.timeout(self._drain_timeout):
                 await worker.load.idle.wait()
         except TimeoutError:
             _log.warning("drain_timeout", worker=worker.address, running=worker.load.in_flight)
-        await self.remove(worker, "drained")
+        await self.remove(worker, reason)
+
+    def _own(self, chore: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(chore, name=name)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+    async def _close_later(self, channel: grpc.aio.Channel) -> None:
+        try:
+            await asyncio.sleep(self._longest_call)
+        finally:
+            await channel.close()

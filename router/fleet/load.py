@@ -1,19 +1,44 @@
 """What a worker has to do: as it reported, and as we reserved.
 
 A reservation is made in the same step as the choice and given back exactly
-once, on the object that it was taken from.
+once, on the object that it was taken from. Reports come in two ways: pushed
+by the worker along with its events, or asked for with GetLoads while nothing
+is pushed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
+
+from router.wire import common, engine
+
+# Seconds after which a push is no sign that more will come; heartbeats are one a second.
+_PUSH_PATIENCE = 5.0
+
+
+class LoadSource(Enum):
+    """Where knowledge of a load came from, or why there is none. UNKNOWN is not FAILED:
+    a worker that has no such report is not ill.
+    """
+
+    PUSHED = "pushed"
+    POLLED = "polled"
+    UNKNOWN = "unknown"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True)
 class ReportedLoad:
-    """One report; None where the worker did not say. Rates in tokens/s, `at` in seconds."""
+    """One report; None where the worker did not say. Rates in tokens/s, `at` in seconds.
+
+    `silence` is for how many seconds the engine has given no output in spite
+    of having work. Over several data-parallel ranks counts are sums, and shares
+    and silence those of the worst rank.
+    """
 
     at: float
     running: int | None = None
@@ -22,21 +47,81 @@ class ReportedLoad:
     waiting_uncached_tokens: int | None = None
     generation_rate: float | None = None
     max_running: int | None = None
+    prefill_pending_tokens: int | None = None
+    silence: float | None = None
+
+    @classmethod
+    def of_scheduler(cls, loads: Iterable[engine.SchedulerLoad], at: float) -> ReportedLoad:
+        """From the ranks of a GetLoads answer, of which there is at least one."""
+        ranks = list(loads)
+        return cls(
+            at=at,
+            running=sum(x.num_running_reqs for x in ranks),
+            waiting=sum(x.num_waiting_reqs for x in ranks),
+            kv_usage=max(x.token_usage for x in ranks),
+            waiting_uncached_tokens=sum(x.num_waiting_uncached_tokens for x in ranks),
+            generation_rate=sum(x.gen_throughput for x in ranks) or None,
+            max_running=sum(x.max_running_requests for x in ranks) or None,
+        )
+
+    @classmethod
+    def of_engine(cls, loads: Iterable[common.EngineLoad], at: float) -> ReportedLoad:
+        """From the last record of each rank, of which there is at least one."""
+        ranks = list(loads)
+        silences = [x.engine_silence_ms / 1000 for x in ranks if x.HasField("engine_silence_ms")]
+        return cls(
+            at=at,
+            running=sum(x.running_requests for x in ranks),
+            waiting=sum(x.waiting_requests for x in ranks),
+            kv_usage=max(x.token_usage for x in ranks),
+            waiting_uncached_tokens=_sum_of_known(ranks, "waiting_uncached_tokens"),
+            generation_rate=sum(x.gen_throughput for x in ranks) or None,
+            max_running=sum(x.max_running_requests for x in ranks) or None,
+            prefill_pending_tokens=_sum_of_known(ranks, "prefill_pending_tokens"),
+            silence=max(silences, default=None),
+        )
+
+
+def _sum_of_known(ranks: list[common.EngineLoad], name: str) -> int | None:
+    known = [getattr(x, name) for x in ranks if x.HasField(name)]
+    return sum(known) if len(known) == len(ranks) else None
 
 
 class Load:
-    """Reservations and the last report of one worker."""
+    """Reservations and the last report of one worker. `clock` gives seconds."""
 
-    __slots__ = ("_on_change", "idle", "in_flight", "reported", "reserved_tokens")
+    __slots__ = (
+        "_clock",
+        "_on_change",
+        "_on_report",
+        "_pushed",
+        "_pushed_at",
+        "idle",
+        "in_flight",
+        "reported",
+        "reserved_tokens",
+    )
 
-    def __init__(self, on_change: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_change: Callable[[int], None] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        on_report: Callable[[LoadSource], None] | None = None,
+    ) -> None:
         self.in_flight = 0
         self.reserved_tokens = 0
         self.reported: ReportedLoad | None = None
+        self._clock = clock
         self._on_change = on_change
+        self._on_report = on_report
+        self._pushed: dict[int | None, common.EngineLoad] = {}
+        self._pushed_at: float | None = None
         # Set while nothing is reserved.
         self.idle = asyncio.Event()
         self.idle.set()
+
+    # -- Reservations
 
     def reserve(self, tokens: int) -> None:
         """One more request of so many prompt tokens."""
@@ -54,3 +139,45 @@ class Load:
             self.idle.set()
         if self._on_change:
             self._on_change(self.in_flight)
+
+    # -- Reports
+
+    def report_engine(self, load: common.EngineLoad, rank: int | None = None) -> None:
+        """Takes a record that the worker pushed along with its events."""
+        now = self._clock()
+        if not self.pushing:
+            self._pushed.clear()  # other ranks' records are from another time
+        self._pushed_at = now
+        self._pushed[rank] = load
+        self.reported = ReportedLoad.of_engine(self._pushed.values(), now - load.age_ms / 1000)
+        self._heard(LoadSource.PUSHED)
+
+    def report_scheduler(self, answer: engine.GetLoadsResponse) -> None:
+        """Takes the answer of GetLoads; one without any rank says nothing."""
+        if answer.loads:
+            self.reported = ReportedLoad.of_scheduler(answer.loads, self._clock())
+            self._heard(LoadSource.POLLED)
+        else:
+            self.no_report(LoadSource.UNKNOWN)
+
+    def no_report(self, why: LoadSource) -> None:
+        """GetLoads gave nothing. The last report stays, and ages: unknown is not zero."""
+        self._heard(why)
+
+    @property
+    def pushing(self) -> bool:
+        """Whether reports come by themselves now, so that none need be asked for."""
+        return self._pushed_at is not None and self._clock() - self._pushed_at < _PUSH_PATIENCE
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which the engine has been silent in spite of work, as far as is known."""
+        report = self.reported
+        if report is None or not report.silence or not self.in_flight:
+            return 0.0
+        # It has not spoken since the report either, or another report would be here.
+        return report.silence + (self._clock() - report.at)
+
+    def _heard(self, source: LoadSource) -> None:
+        if self._on_report:
+            self._on_report(source)

@@ -1,7 +1,8 @@
 """Keeps what is known of one worker true: metadata, health and load.
 
-A worker is pending until its metadata were read and it says that it serves;
-reading is tried again, with a growing pause, for as long as it takes.
+A worker is pending until its metadata were read, are those of the worker that
+is expected there, and it says that it serves; asking goes on, with a growing
+pause, for as long as it takes.
 """
 
 from __future__ import annotations
@@ -9,29 +10,36 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from router.fleet.bundle import BundleError, fetch_bundle
-from router.fleet.capability import Capability
-from router.fleet.load import ReportedLoad
+from router.fleet.bundle import BundleError
+from router.fleet.health import HealthQuestions, NotServing, Streaks, WatchUnsupported
+from router.fleet.introduction import Introduction, Introductions
+from router.fleet.load import LoadSource
 from router.fleet.model import ModelLibrary
 from router.fleet.worker import Worker, WorkerState
 from router.observe.logging import get_logger
-from router.wire import ENGINE_SERVICE, engine
+from router.wire import engine
 
 _log = get_logger("fleet")
 
 _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
+# Pause before a failed check is made again, where the interval is longer.
+_CONFIRM_PAUSE = 0.2
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """Intervals and `rpc_timeout` are in seconds."""
+    """Intervals and timeouts are in seconds.
+
+    `health_timeout` is for one health check or load report; a worker with
+    requests of ours that exceeds it is suspected at once. `engine_silence` is
+    how long an engine may be without output in spite of having work.
+    """
 
     health_interval: float = 3.0
     health_failures: int = 2
@@ -39,14 +47,15 @@ class ProbeSettings:
     metadata_interval: float = 30.0
     load_interval: float = 1.0
     rpc_timeout: float = 5.0
-
-
-class NotServing(Exception):
-    """The worker answers, and says that it does not serve."""
+    health_timeout: float = 2.0
+    engine_silence: float = 60.0
 
 
 class Probe:
-    """Watches one worker until it is cancelled."""
+    """Watches one worker until it is cancelled, or another engine stands at its address.
+
+    `on_replaced` is told why, and has to stop this probe; it makes no more calls.
+    """
 
     def __init__(
         self,
@@ -54,163 +63,240 @@ class Probe:
         library: ModelLibrary,
         settings: ProbeSettings,
         clock: Callable[[], float],
+        on_replaced: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._worker = worker
-        self._library = library
         self._settings = settings
         self._clock = clock
-        self._reread = asyncio.Event()
-        self._health: Any = health_pb2_grpc.HealthStub(worker.channel)
-        self._failures = 0
-        self._successes = 0
-        self._why = ""
+        self._on_replaced = on_replaced
+        self._introductions = Introductions(library, clock, timeout=settings.rpc_timeout)
+        self._known: Introduction | None = None
+        self._streaks = Streaks(settings.health_failures, settings.health_successes)
+        self._asked = False
+        # The connection was lost since the metadata were read.
+        self._reconnected = False
+        self._last_good = True
+        self._wake = asyncio.Event()
 
     def reread(self) -> None:
         """Asks for the worker's capability to be read again at once."""
-        self._reread.set()
+        self._asked = True
+        self._wake.set()
 
     async def run(self) -> None:
-        """Reads the metadata, then follows health and load side by side."""
+        """Reads the metadata, then follows health, load and connection side by side."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_health())
+            group.create_task(self._follow_watch())
             group.create_task(self._follow_load())
+            group.create_task(self._follow_connection())
 
-    # -- Metadata and health
+    # -- Metadata
+
+    async def _introduce(self) -> None:
+        pause = _FIRST_PAUSE
+        while not await self._read() or not await self._serves():
+            # Jitter, so that the workers of a restarted fleet are not asked in step.
+            await self._sleep(pause * random.uniform(0.8, 1.2))
+            pause = min(pause * 1.5, _LONGEST_PAUSE)
+        if self._worker.state is WorkerState.PENDING:
+            self._worker.enter(WorkerState.READY, "metadata read and serving")
+
+    async def _read(self) -> bool:
+        reconnected, self._reconnected = self._reconnected, False
+        try:
+            found = await self._introductions.read(
+                self._worker.stub, self._known, reconnected=reconnected
+            )
+        except (grpc.aio.AioRpcError, BundleError, ValueError) as error:
+            self._reconnected |= reconnected
+            self._bad(f"metadata: {_cause(error)}")
+            return False
+        if self._known is not None:
+            why = self._known.identity.replaced_by(found.identity, reconnected=reconnected)
+            if why is not None and self._worker.state is not WorkerState.PENDING:
+                self._on_replaced(why)
+                await asyncio.Event().wait()  # until this probe is cancelled
+        self._known = found
+        expected = self._worker.endpoint.model
+        if expected not in ("", found.capability.served_name, found.capability.model_path):
+            self._bad(f"it serves {found.capability.served_name}, not {expected}")
+            return False
+        self._take(found)
+        return True
+
+    def _take(self, found: Introduction) -> None:
+        worker = self._worker
+        if worker.capability not in (None, found.capability):
+            _log.info("capability_changed", worker=worker.address, generation=worker.generation)
+        worker.capability = found.capability
+        worker.model = found.model
+        worker.model_info = found.model_info
+        worker.server_info = found.server_info
+        worker.heard()
+
+    # -- Health
 
     async def _follow_health(self) -> None:
         await self._introduce()
         read_at = self._clock()
         while True:
-            try:
-                async with asyncio.timeout(self._settings.health_interval):
-                    await self._reread.wait()
-            except TimeoutError:
-                pass  # the usual case: nobody asked, the interval is over
-            asked = self._reread.is_set()
-            self._reread.clear()
-            healthy = await self._check()
+            await self._sleep(self._pause())
+            asked, self._asked = self._asked, False
+            healthy = await self._serves()
             due = self._clock() - read_at >= self._settings.metadata_interval
-            if healthy and (asked or due or self._worker.state is WorkerState.UNHEALTHY):
-                if await self._try_read():
+            unsure = self._reconnected or self._worker.state is WorkerState.UNHEALTHY
+            if healthy and (asked or due or unsure):
+                healthy = await self._read()
+                if healthy:
                     read_at = self._clock()
-                else:
-                    healthy = False
-            self._judge(healthy)
+            if healthy:
+                self._good()
 
-    async def _introduce(self) -> None:
-        pause = _FIRST_PAUSE
-        while not await self._try_read() or not await self._check():
-            # Jitter, so that the workers of a restarted fleet are not asked in step.
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
-            pause = min(pause * 1.5, _LONGEST_PAUSE)
-        if self._worker.state is WorkerState.PENDING:
-            self._worker.enter(WorkerState.READY, "metadata read and serving")
+    def _pause(self) -> float:
+        interval = self._settings.health_interval
+        confirming = self._worker.state is WorkerState.READY and not self._last_good
+        return min(interval, _CONFIRM_PAUSE) if confirming else interval
 
-    async def _try_read(self) -> bool:
+    async def _serves(self) -> bool:
+        """Asks once, and judges a bad answer; a good one is judged with what follows it."""
+        asked_at = self._clock()
         try:
-            await self._read_metadata()
-        except (grpc.aio.AioRpcError, BundleError, ValueError) as error:
-            why = f"metadata: {_cause(error)}"
-            if self._worker.state is WorkerState.PENDING:
-                self._worker.enter(WorkerState.PENDING, why)
-            _log.debug("metadata_failed", worker=self._worker.address, why=why)
+            await HealthQuestions(self._worker.channel).check(self._settings.health_timeout)
+        except NotServing as error:
+            self._bad(f"health: {error}")
+            return False
+        except grpc.aio.AioRpcError as error:
+            why = f"health: {_cause(error)}"
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._unanswered(asked_at, why)
+            else:
+                self._bad(why)
+            return False
+        self._worker.heard()
+        silence = self._worker.load.silence
+        if silence >= self._settings.engine_silence:
+            self._unhealthy(f"its engine has been silent for {silence:.0f}s with requests there")
             return False
         return True
 
-    async def _read_metadata(self) -> None:
-        stub, timeout = self._worker.stub, self._settings.rpc_timeout
-        model = await stub.GetModelInfo(engine.GetModelInfoRequest(), timeout=timeout)
-        server = await stub.GetServerInfo(engine.GetServerInfoRequest(), timeout=timeout)
-        capability = Capability.from_info(model, server)
-        if self._worker.model is None or not _same_model(self._worker.capability, capability):
-            bundle = await fetch_bundle(stub)
-            self._worker.model = await self._library.model(capability, bundle)
-        if self._worker.capability not in (None, capability):
-            _log.info("capability_changed", worker=self._worker.address)
-        self._worker.capability = capability
-        self._worker.model_info = model
-        self._worker.server_info = server
-
-    async def _check(self) -> bool:
-        try:
-            await self._ask_health()
-        except (grpc.aio.AioRpcError, NotServing) as error:
-            if self._worker.state is WorkerState.PENDING:
-                self._worker.enter(WorkerState.PENDING, f"health: {_cause(error)}")
-            self._why = _cause(error)
-            return False
-        return True
-
-    async def _ask_health(self) -> None:
-        timeout = self._settings.rpc_timeout
-        for service in (ENGINE_SERVICE, ""):
-            try:
-                answer = await self._health.Check(
-                    health_pb2.HealthCheckRequest(service=service), timeout=timeout
-                )
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.NOT_FOUND:
-                    continue
-                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                    break
-                raise
-            if answer.status != health_pb2.HealthCheckResponse.SERVING:
-                raise NotServing(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
-            return
-        # No standard health service: the contract's own.
-        own = await self._worker.stub.HealthCheck(engine.HealthCheckRequest(), timeout=timeout)
-        if not own.healthy:
-            raise NotServing("the engine says it is not healthy")
-
-    def _judge(self, healthy: bool) -> None:
-        self._failures = 0 if healthy else self._failures + 1
-        self._successes = self._successes + 1 if healthy else 0
-        state = self._worker.state
-        if state is WorkerState.READY and self._failures >= self._settings.health_failures:
-            self._worker.enter(WorkerState.UNHEALTHY, f"health: {self._why}")
-        elif state is WorkerState.UNHEALTHY and self._successes >= self._settings.health_successes:
+    def _good(self) -> None:
+        self._last_good = True
+        recovered = self._streaks.good()
+        if self._worker.state is WorkerState.UNHEALTHY and recovered:
             self._worker.enter(WorkerState.READY, "serving again")
+
+    def _bad(self, why: str) -> None:
+        self._last_good = False
+        worker = self._worker
+        if worker.state is WorkerState.PENDING:
+            if worker.state_reason != why:
+                worker.enter(WorkerState.PENDING, why)
+                _log.warning("worker_pending", worker=worker.address, why=why)
+        elif self._streaks.bad():
+            self._unhealthy(why)
+
+    def _unhealthy(self, why: str) -> None:
+        if self._worker.state in (WorkerState.READY, WorkerState.UNHEALTHY):
+            self._worker.enter(WorkerState.UNHEALTHY, why)
+
+    def _unanswered(self, asked_at: float, why: str) -> None:
+        """A question ran into its timeout.
+
+        With requests of ours there, and no word from the worker since it was
+        asked, more requests must not pile up while the count goes on.
+        """
+        worker = self._worker
+        if worker.load.in_flight and worker.heard_at <= asked_at:
+            silence = self._clock() - worker.heard_at
+            self._bad(why)
+            self._unhealthy(f"suspected: no answer for {silence:.1f}s with requests there")
+        else:
+            self._bad(why)
+
+    async def _follow_watch(self) -> None:
+        """Hears of the worker's own changes at once; the timer's checks go on beside it."""
+        while True:
+            statuses = HealthQuestions(self._worker.channel).watch()
+            try:
+                async with aclosing(statuses):
+                    async for status in statuses:
+                        self._told(status)
+            except WatchUnsupported:
+                return
+            except grpc.aio.AioRpcError as error:
+                _log.debug("watch_ended", worker=self._worker.address, why=_cause(error))
+            await asyncio.sleep(self._settings.health_interval)
+
+    def _told(self, status: str) -> None:
+        self._worker.heard()
+        if status == "SERVING":
+            if self._worker.state in (WorkerState.PENDING, WorkerState.UNHEALTHY):
+                self._wake.set()
+        elif self._worker.state is WorkerState.READY:
+            # Its own word needs no confirmation.
+            self._last_good = False
+            self._unhealthy(f"health: {status}")
+
+    async def _follow_connection(self) -> None:
+        while True:
+            channel = self._worker.channel
+            state = channel.get_state(try_to_connect=True)
+            await channel.wait_for_state_change(state)
+            now = channel.get_state()
+            if state is grpc.ChannelConnectivity.READY:
+                self._reconnected = True
+                self._wake.set()
+            elif now is grpc.ChannelConnectivity.READY and self._worker.state in (
+                WorkerState.PENDING,
+                WorkerState.UNHEALTHY,
+            ):
+                self._wake.set()
 
     # -- Load
 
     async def _follow_load(self) -> None:
+        load, polls = self._worker.load, True
         while True:
-            if self._worker.state in (WorkerState.READY, WorkerState.DRAINING):
-                await self._read_load()
+            if self._worker.state in (WorkerState.READY, WorkerState.UNHEALTHY):
+                if polls and not load.pushing:
+                    polls = await self._poll_load()
+                if (
+                    load.silence >= self._settings.engine_silence
+                    and self._worker.state is WorkerState.READY
+                ):
+                    self._wake.set()
             await asyncio.sleep(self._settings.load_interval)
 
-    async def _read_load(self) -> None:
+    async def _poll_load(self) -> bool:
+        """Asks for the load; False where the worker has no such report at all."""
+        asked_at = self._clock()
+        load = self._worker.load
         try:
             answer = await self._worker.stub.GetLoads(
-                engine.GetLoadsRequest(), timeout=self._settings.rpc_timeout
+                engine.GetLoadsRequest(), timeout=self._settings.health_timeout
             )
         except grpc.aio.AioRpcError as error:
-            # Unknown is not zero: the last report stays, and ages.
-            _log.debug("load_unknown", worker=self._worker.address, why=_cause(error))
-            return
-        if answer.loads:
-            self._worker.load.reported = _sum_of_ranks(answer, self._clock())
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                load.no_report(LoadSource.UNKNOWN)
+                _log.info("load_unknown", worker=self._worker.address, why="it has no GetLoads")
+                return False
+            load.no_report(LoadSource.FAILED)
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._unanswered(asked_at, f"load: {_cause(error)}")
+            return True
+        self._worker.heard()
+        load.report_scheduler(answer)
+        return True
 
-
-def _same_model(old: Capability | None, new: Capability) -> bool:
-    return old is not None and (old.model_path, old.model_type, old.served_name) == (
-        new.model_path,
-        new.model_type,
-        new.served_name,
-    )
-
-
-def _sum_of_ranks(answer: engine.GetLoadsResponse, at: float) -> ReportedLoad:
-    loads = answer.loads
-    return ReportedLoad(
-        at=at,
-        running=sum(x.num_running_reqs for x in loads),
-        waiting=sum(x.num_waiting_reqs for x in loads),
-        kv_usage=max(x.token_usage for x in loads),
-        waiting_uncached_tokens=sum(x.num_waiting_uncached_tokens for x in loads),
-        generation_rate=sum(x.gen_throughput for x in loads) or None,
-        max_running=sum(x.max_running_requests for x in loads) or None,
-    )
+    async def _sleep(self, seconds: float) -> None:
+        """Sleeps, unless something happens that makes asking worth while at once."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            pass  # the usual case: nothing happened
+        self._wake.clear()
 
 
 def _cause(error: Exception) -> str:

@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import grpc
 
 from router.fleet.breaker import Breaker, BreakerSettings, BreakerState
-from router.fleet.load import Load
-from router.fleet.worker import Role, Worker, WorkerState
+from router.fleet.channel import ChannelSettings
+from router.fleet.endpoint import Endpoint
+from router.fleet.load import Load, LoadSource
+from router.fleet.worker import Worker, WorkerState
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 
 _log = get_logger("fleet")
 
 
-@dataclass(frozen=True)
-class ChannelSettings:
-    """Limits of a channel to a worker; bytes and seconds."""
-
-    max_message_bytes: int = 512 << 20
-    keepalive_interval: float = 330.0
-
-    def options(self) -> list[tuple[str, int]]:
-        """gRPC channel arguments."""
-        return [
-            ("grpc.max_receive_message_length", self.max_message_bytes),
-            ("grpc.max_send_message_length", self.max_message_bytes),
-            ("grpc.keepalive_time_ms", int(self.keepalive_interval * 1000)),
-            ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.keepalive_permit_without_calls", 0),
-            ("grpc.initial_reconnect_backoff_ms", 200),
-            ("grpc.min_reconnect_backoff_ms", 200),
-            ("grpc.max_reconnect_backoff_ms", 5_000),
-            ("grpc.enable_retries", 0),
-            # One connection a worker, not one shared by every channel of the process.
-            ("grpc.use_local_subchannel_pool", 1),
-        ]
-
-
 @dataclass
 class Registry:
-    """The fleet. `workers` is in order of registration; gone workers are not in it."""
+    """The fleet, in order of registration; gone workers are not in it.
+
+    At an address stands one worker, and beside it those that stood there before
+    and still finish what they have.
+    """
 
     metrics: Metrics
     channel_settings: ChannelSettings = field(default_factory=ChannelSettings)
@@ -52,49 +34,66 @@ class Registry:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[Worker, None] = {}
+        self._at: dict[str, Worker] = {}
         self._generations = itertools.count(1)
         self._listeners: list[Callable[[], None]] = []
 
     def __iter__(self) -> Iterator[Worker]:
-        return iter(self._workers.values())
+        return iter(self._workers)
 
     def __len__(self) -> int:
         return len(self._workers)
 
     def get(self, address: str) -> Worker | None:
         """The present worker at an address."""
-        return self._workers.get(address)
+        return self._at.get(address)
 
-    def add(
-        self, address: str, *, role: Role = Role.BOTH, labels: Mapping[str, str] | None = None
-    ) -> Worker:
-        """Registers a worker, pending. Raises ValueError when the address is taken."""
-        if address in self._workers:
+    def add(self, endpoint: Endpoint) -> Worker:
+        """Registers a worker, pending.
+
+        One that drains at the address makes room. Raises ValueError when
+        another one stands there.
+        """
+        address = endpoint.address
+        present = self._at.get(address)
+        if present is not None and present.state is not WorkerState.DRAINING:
             raise ValueError(f"{address} is registered already")
-        in_flight = self.metrics.worker_in_flight.labels(address)
+        if present is not None:
+            self.metrics.forget_worker(address)
         worker = Worker(
-            address,
+            endpoint,
             generation=next(self._generations),
-            channel=grpc.aio.insecure_channel(address, options=self.channel_settings.options()),
+            channel=self.open_channel(address),
             breaker=Breaker(
-                self.breaker_settings, self.clock, lambda s: self._breaker_changed(address, s)
+                self.breaker_settings, self.clock, lambda s: self._breaker_changed(worker, s)
             ),
-            load=Load(in_flight.set),
+            load=Load(
+                lambda n: self._in_flight_changed(worker, n),
+                clock=self.clock,
+                on_report=lambda source: self._load_reported(worker, source),
+            ),
             clock=self.clock,
-            role=role,
-            labels=labels or {},
             on_state=self._state_changed,
         )
-        self._workers[address] = worker
+        self._workers[worker] = None
+        self._at[address] = worker
         self._state_changed(worker)
+        self._in_flight_changed(worker, 0)
         return worker
+
+    def open_channel(self, address: str) -> grpc.aio.Channel:
+        """A connection to a worker; the caller closes it."""
+        return self.channel_settings.open(address)
 
     def remove(self, worker: Worker, reason: str) -> None:
         """Forgets a worker; its channel is the caller's to close."""
-        if self._workers.get(worker.address) is worker:
-            del self._workers[worker.address]
-            worker.enter(WorkerState.GONE, reason)
+        if worker not in self._workers:
+            return
+        del self._workers[worker]
+        worker.enter(WorkerState.GONE, reason)
+        if self._stands(worker):
+            del self._at[worker.address]
             self.metrics.forget_worker(worker.address)
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -104,20 +103,35 @@ class Registry:
     @property
     def model_names(self) -> Sequence[str]:
         """The names of all models known to be served, sorted."""
-        return sorted({w.model_name for w in self if w.model_name})
+        return sorted({w.model_name for w in self._at.values() if w.model_name})
 
     def of_model(self, name: str) -> list[Worker]:
-        """All registered workers of a model, healthy or not."""
-        return [w for w in self if w.model_name == name]
+        """The present workers of a model, healthy or not."""
+        return [w for w in self._at.values() if w.model_name == name]
 
     @property
     def routable(self) -> bool:
         """Whether any worker may get a request now."""
         return any(w.state is WorkerState.READY for w in self)
 
+    def routable_for(self, model: str) -> bool:
+        """Whether any worker of a model, named as served or by its path, may get a request now."""
+        return any(
+            w.state is WorkerState.READY
+            and w.capability is not None
+            and model in (w.capability.served_name, w.capability.model_path)
+            for w in self
+        )
+
+    def _stands(self, worker: Worker) -> bool:
+        # Metrics are by address: those of a worker that only finishes are no longer shown.
+        return self._at.get(worker.address) is worker
+
     def _state_changed(self, worker: Worker) -> None:
-        for state in WorkerState:
-            self.metrics.worker_state.labels(worker.address, state.value).set(worker.state is state)
+        if self._stands(worker):
+            for state in WorkerState:
+                shown = self.metrics.worker_state.labels(worker.address, state.value)
+                shown.set(worker.state is state)
         log = (
             _log.info if worker.state in (WorkerState.READY, WorkerState.PENDING) else _log.warning
         )
@@ -132,6 +146,15 @@ class Registry:
         for listener in self._listeners:
             listener()
 
-    def _breaker_changed(self, address: str, state: BreakerState) -> None:
-        self.metrics.breaker_transitions.labels(address, state.value).inc()
-        _log.warning("breaker", worker=address, state=state.value)
+    def _in_flight_changed(self, worker: Worker, in_flight: int) -> None:
+        if self._stands(worker):
+            self.metrics.worker_in_flight.labels(worker.address).set(in_flight)
+
+    def _load_reported(self, worker: Worker, source: LoadSource) -> None:
+        if self._stands(worker):
+            self.metrics.load_reports.labels(worker.address, source.value).inc()
+
+    def _breaker_changed(self, worker: Worker, state: BreakerState) -> None:
+        if self._stands(worker):
+            self.metrics.breaker_transitions.labels(worker.address, state.value).inc()
+        _log.warning("breaker", worker=worker.address, state=state.value)

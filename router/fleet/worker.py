@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import grpc
 
 from router.fleet.breaker import Breaker, CallResult, Permit
 from router.fleet.capability import Capability
+from router.fleet.endpoint import Endpoint, Role
 from router.fleet.load import Load
 from router.wire import ENGINE_SERVICE, engine, vllm_engine_pb2_grpc
 
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
 _ORDINARY_RATE = 1000.0
 
 
+__all__ = ["Lease", "Role", "Worker", "WorkerState"]
+
+
 class WorkerState(Enum):
-    # Metadata not read yet.
+    """pending -> ready <-> unhealthy -> draining -> gone; only a ready one gets requests."""
+
+    # Metadata not read yet, or not those of the worker that is expected there.
     PENDING = "pending"
     READY = "ready"
     UNHEALTHY = "unhealthy"
@@ -31,37 +37,28 @@ class WorkerState(Enum):
     GONE = "gone"
 
 
-class Role(Enum):
-    BOTH = "both"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    ENCODE = "encode"
-
-
 class Worker:
     """A worker's address, connection, state and what is known of it.
 
-    `clock` gives seconds. `on_state` hears of every change of state.
+    One object is one generation: another engine at the same address is another
+    object, with its own load and breaker. `clock` gives seconds. `on_state`
+    hears of every change of state.
     """
 
     def __init__(
         self,
-        address: str,
+        endpoint: Endpoint,
         *,
         generation: int,
         channel: grpc.aio.Channel,
         breaker: Breaker,
         load: Load,
         clock: Callable[[], float],
-        role: Role = Role.BOTH,
-        labels: Mapping[str, str] = MappingProxyType({}),
         on_state: Callable[[Worker], None] | None = None,
     ) -> None:
-        self.address = address
+        self.address = endpoint.address
         self.generation = generation
-        self.role = role
-        self.labels = MappingProxyType(dict(labels))
-        self.channel = channel
+        self.endpoint = endpoint
         self.breaker = breaker
         self.load = load
         self.state = WorkerState.PENDING
@@ -74,6 +71,13 @@ class Worker:
         self.server_info: engine.GetServerInfoResponse | None = None
         self._clock = clock
         self._on_state = on_state
+        # When the worker last said anything: answered a probe or finished a call well.
+        self.heard_at = self.state_since
+        self.connect(channel)
+
+    def connect(self, channel: grpc.aio.Channel) -> None:
+        """Makes every later call on `channel`; those that run stay where they are."""
+        self.channel = channel
         self.stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         # Raw bytes in and out: token chunks are relayed without being parsed.
         self.generate: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
@@ -85,6 +89,14 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"Worker({self.address} #{self.generation} {self.state.value})"
+
+    @property
+    def role(self) -> Role:
+        return self.endpoint.role
+
+    @property
+    def labels(self) -> MappingProxyType[str, str]:
+        return MappingProxyType(dict(self.endpoint.labels))
 
     @property
     def model_name(self) -> str | None:
@@ -116,6 +128,10 @@ class Worker:
             if self._on_state:
                 self._on_state(self)
 
+    def heard(self) -> None:
+        """Notes that the worker has just said something."""
+        self.heard_at = self._clock()
+
     def lease(self, tokens: int) -> Lease | None:
         """Reserves the load of one request; None when the breaker does not admit it."""
         permit = self.breaker.acquire()
@@ -143,5 +159,7 @@ class Lease:
         if self.released:
             return
         self.released = True
+        if result is CallResult.SUCCESS:
+            self.worker.heard()
         self.worker.load.give_back(self.tokens)
         self._permit.finish(result)

@@ -52,6 +52,12 @@ class Metrics:
             ["worker", "state"],
             registry=r,
         )
+        self.load_reports = Counter(
+            "router_worker_load_reports",
+            "Load reports of a worker: pushed, polled, unknown (it has none) or failed.",
+            ["worker", "source"],
+            registry=r,
+        )
         self.mm_processing = Counter(
             "router_mm_processing",
             "Requests with media by where the media become tensors.",
@@ -121,6 +127,7 @@ class Metrics:
         for metric in (
             self.worker_in_flight,
             self.worker_state,
+            self.load_reports,
             self.attempts,
             self.breaker_transitions,
         ):

@@ -50,11 +50,11 @@ class AdminService(router_pb2_grpc.RouterAdminServicer):
             address = worker_address(request.address)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        if self._fleet.registry.get(address) is not None:
-            await context.abort(grpc.StatusCode.ALREADY_EXISTS, f"{address} is registered already")
-        worker = self._fleet.add(
-            address, role=_ROLES.get(request.role, Role.BOTH), labels=dict(request.labels)
-        )
+        role = _ROLES.get(request.role, Role.BOTH)
+        try:
+            worker = self._fleet.add(address, role=role, labels=dict(request.labels))
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
         return admin.AddWorkerResponse(worker=self._shown(worker))
 
     async def DrainWorker(
