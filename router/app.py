@@ -18,6 +18,8 @@ from grpc_reflection.v1alpha import reflection
 from router.config import Settings
 from router.fleet.breaker import BreakerSettings
 from router.fleet.channel import ChannelSettings
+from router.fleet.discovery.reconcile import Reconciler
+from router.fleet.discovery.sources import discoveries
 from router.fleet.fleet import Fleet
 from router.fleet.probe import ProbeSettings
 from router.fleet.registry import Registry
@@ -135,8 +137,7 @@ class App:
             stack.push_async_callback(self.fleet.close)
             server = await stack.enter_async_context(self._grpc())
             self.registry.listen(self._publish_health)
-            for address in (*self.settings.worker, *simulated):
-                self.fleet.add(address)
+            await stack.enter_async_context(self._discovering(simulated))
             # Compiling takes seconds on a first start: not on the loop, and before readiness.
             await asyncio.to_thread(self._backend.warm_up)
             _settle_heap()
@@ -222,6 +223,19 @@ class App:
             await face.stop()
 
     @asynccontextmanager
+    async def _discovering(self, simulated: list[str]) -> AsyncIterator[None]:
+        try:
+            sources = discoveries(self.settings, simulated)
+        except ValueError as error:
+            raise CannotStart(str(error)) from error
+        task = asyncio.create_task(Reconciler(self.fleet, sources).run(), name="discovery")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    @asynccontextmanager
     async def _simulated(self) -> AsyncIterator[list[str]]:
         if not self.settings.sim:
             yield []
@@ -241,6 +255,9 @@ class App:
             return "the router is stopping"
         if not self._warm:
             return "kernels are being compiled"
+        for model in self.settings.ready_models:
+            if not self.registry.routable_for(model):
+                return f"no worker of {model} is ready"
         return None if self.registry.routable else "no worker is ready"
 
     def _publish_health(self) -> None:
@@ -342,6 +359,8 @@ def probe_settings(settings: Settings) -> ProbeSettings:
         settings.health_successes,
         settings.metadata_interval,
         settings.load_interval,
+        health_timeout=settings.health_timeout,
+        engine_silence=settings.engine_silence_timeout,
     )
 
 

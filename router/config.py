@@ -14,7 +14,14 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field, ValidationError, field_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -75,6 +82,12 @@ class Settings(BaseSettings):
     health_interval: Duration = Field(
         3.0, gt=0, description="time between health checks of a worker"
     )
+    health_timeout: Duration = Field(
+        2.0,
+        gt=0,
+        description="longest wait for a worker's health and load; one that exceeds it while it "
+        "has requests is suspected at once",
+    )
     health_failures: int = Field(
         2, ge=1, description="failed checks in a row until a worker is unhealthy"
     )
@@ -86,6 +99,45 @@ class Settings(BaseSettings):
     )
     load_interval: Duration = Field(
         1.0, gt=0, description="time between readings of a worker's load"
+    )
+
+    engine_silence_timeout: Duration = Field(
+        60.0,
+        gt=0,
+        description="time that an engine may be without output in spite of having requests, "
+        "as it reports itself",
+    )
+    ready_models: Names = Field(
+        (), description="the router is ready when each of these models has a ready worker"
+    )
+    discovery: Literal["static", "file", "dns", "kubernetes"] = Field(
+        "static", description="where workers are found, besides those named with --worker"
+    )
+    discovery_file: str = Field("", description="file that lists the workers, TOML or JSON")
+    discovery_interval: Duration = Field(
+        2.0, gt=0, description="time between looks at the file, or between DNS resolutions"
+    )
+    dns_name: str = Field(
+        "", description="HOST:PORT whose every address is a worker, as of a headless Service"
+    )
+    kube_service: Names = Field(
+        (),
+        description="NAMESPACE/NAME or NAMESPACE/NAME:PORT of a Service whose endpoints are "
+        "workers",
+    )
+    kube_role_label: str = Field(
+        "",
+        description="label or annotation of EndpointSlice or pod that says both, prefill, decode "
+        "or encode",
+    )
+    kube_model_label: str = Field(
+        "", description="label or annotation of EndpointSlice or pod that names the model"
+    )
+    kubeconfig: str = Field(
+        "", description="kubeconfig to reach the API server with; by default the pod's own account"
+    )
+    kube_resync: Duration = Field(
+        300.0, gt=0, description="longest time between lists of a Service's endpoints"
     )
 
     # -- Deciding
@@ -215,6 +267,20 @@ class Settings(BaseSettings):
     def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(worker_address(text) for text in value)
 
+    @field_validator("dns_name")
+    @classmethod
+    def _name_and_port(cls, value: str) -> str:
+        return worker_address(value) if value else value
+
+    @model_validator(mode="after")
+    def _discovery_is_complete(self) -> Settings:
+        needed = {"file": "discovery_file", "dns": "dns_name", "kubernetes": "kube_service"}
+        for kind, name in needed.items():
+            if (self.discovery == kind) != bool(getattr(self, name)):
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"--discovery {kind} and {flag} go together")
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -287,7 +353,8 @@ def _init_name(field: str) -> str:
 def _problem(error: Any) -> str:
     name = str(error["loc"][0]) if error["loc"] else ""
     name = name.removeprefix("MMROUTER_").lower()
-    return f"{name}: {str(error['msg']).removeprefix('Value error, ')}"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    return f"{name}: {message}" if name else message
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
