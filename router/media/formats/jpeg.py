@@ -10,6 +10,7 @@ from router.media.header import BadHeader, Colour, ImageFormat, ImageHeader, Tru
 # Camera files have a few dozen segments, large ICC profiles a few hundred.
 _MAX_SEGMENTS = 4096
 _MAX_FILL = 4096
+_SLICE = 4 * 1024 * 1024
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
@@ -81,12 +82,17 @@ def is_regular(data: bytes) -> bool:
     for the reference to decide.
     """
     start = data.find(b"\xff\xda")
-    codes = np.frombuffer(data, np.uint8)[start if start >= 0 else 0 :]
-    at = np.flatnonzero(codes[:-1] == 0xFF)
-    markers = codes[at + 1]
-    # Up to the first end of image; cameras append more behind it.
-    ends = np.flatnonzero(markers == 0xD9)
-    return start >= 0 and len(ends) > 0 and bool(_BELONGS[markers[: ends[0]]].all())
+    codes = np.frombuffer(data, np.uint8)
+    for begin in range(start, len(data), _SLICE) if start >= 0 else ():
+        window = codes[begin : begin + _SLICE + 1]
+        markers = window[np.flatnonzero(window[:-1] == 0xFF) + 1]
+        ends = np.flatnonzero(markers == 0xD9)
+        # Cameras append more behind the end of the image.
+        if not _BELONGS[markers[: ends[0]] if len(ends) else markers].all():
+            return False
+        if len(ends):
+            return True
+    return False
 
 
 def _next_marker(data: bytes, at: int) -> tuple[int | None, int]:

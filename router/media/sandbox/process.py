@@ -49,6 +49,11 @@ class DecoderProcess:
         self._socket: socket.socket | None = None
         self.restarts = 0
 
+    @property
+    def pid(self) -> int | None:
+        """The child's process id, while there is one."""
+        return self._child.pid if self._child is not None else None
+
     def start(self) -> None:
         """Starts the child unless it runs, and waits until it is ready.
 
