@@ -24,7 +24,7 @@ from router.policy.base import Policy, RoutingView
 from router.request import failure
 from router.request.constraint import WireConstraint
 from router.request.failure import Again, Failure
-from router.request.relay import AttemptFailed, Limits, Progress, connect
+from router.request.relay import AttemptFailed, Limits, Progress, being_cancelled, connect
 from router.request.retry import Attempts, RetryBudget, RetrySettings
 from router.request.select import OverloadRule, Survey, select, survey
 from router.wire import engine
@@ -200,8 +200,7 @@ class Dispatcher:
         self.running.add(order.request_id, attempt)
         result, outcome = CallResult.NEUTRAL, "cancelled"
         try:
-            await connect(worker.channel, min(self.limits.connect, attempt.time_left()))
-            await exchange(attempt)
+            await self._call(attempt, exchange)
             result, outcome = CallResult.SUCCESS, "ok"
             return None
         except AttemptFailed as failed:
@@ -224,6 +223,18 @@ class Dispatcher:
             if worker.state is not WorkerState.GONE:
                 self._metrics.attempts.labels(worker.address, outcome).inc()
 
+    async def _call(self, attempt: Attempt, exchange: Exchange) -> None:
+        worker = attempt.worker
+        try:
+            await connect(worker.channel, min(self.limits.connect, attempt.time_left()))
+            await exchange(attempt)
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            # What grpc says of a channel that was closed: the worker's, when it is removed.
+            if worker.state is not WorkerState.GONE or being_cancelled():
+                raise
+            started = attempt.progress.started
+            raise AttemptFailed(failure.removed(started=started)) from None
+
 
 def _of_selection(fault: Fault) -> Failure:
     again = Again.YES if fault.reason.name == "NO_AVAILABLE_WORKER" else Again.NO
@@ -243,6 +254,10 @@ async def unary(
         raise AttemptFailed(
             failure.timed_out("first_output", limits.first_output, started=False)
         ) from None
+    except asyncio.CancelledError:
+        if being_cancelled():
+            raise
+        raise AttemptFailed(failure.removed(started=False)) from None
     finally:
         call.cancel()
     progress.messages += 1

@@ -83,6 +83,8 @@ def of_call(error: grpc.aio.AioRpcError, *, started: bool, remote_media: bool) -
     if started:
         if code in _CLIENT_FAULTS:
             return Failure(PassThrough(code, details), CallResult.NEUTRAL, Again.NO)
+        if code is Code.DEADLINE_EXCEEDED:
+            return out_of_time("the request's time was over before the worker's stream was")
         return broken("the worker's stream broke off after its first output")
     pushback = _pushback(trailers.get(PUSHBACK))
     if CONSTRAINT_FAILED in trailers:
@@ -135,6 +137,20 @@ def of_call(error: grpc.aio.AioRpcError, *, started: bool, remote_media: bool) -
 def broken(message: str) -> Failure:
     """A stream that cannot be continued."""
     return Failure(Fault(Reason.WORKER_STREAM_BROKEN, message), CallResult.FAILURE, Again.NO)
+
+
+def removed(*, started: bool) -> Failure:
+    """The router took the worker out of the fleet, and with it the call."""
+    if started:
+        gone = Fault(Reason.WORKER_STREAM_BROKEN, "the worker was removed in mid-stream")
+    else:
+        gone = Fault(Reason.WORKER_UNAVAILABLE, "the worker was removed")
+    return Failure(
+        gone,
+        CallResult.NEUTRAL,
+        Again.NO if started else Again.YES,
+        counts_against_budget=False,
+    )
 
 
 def movable(failure: Failure) -> Failure:

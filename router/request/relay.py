@@ -64,6 +64,10 @@ class Limits:
     idle: float = 120.0
 
 
+class ClientGone(Exception):
+    """A message could not be passed on: nobody is there to read it."""
+
+
 class Watchdog:
     """Cancels a call whose worker stays silent too long.
 
@@ -83,19 +87,27 @@ class Watchdog:
         self._limits = limits
         self._loop = loop
         self.expired: tuple[str, float] | None = None
-        self._timer = loop.call_later(limits.first_output, self._look)
+        self._began = loop.time()
+        # Output may come at once, and then the idle limit counts.
+        self._look_in(min(limits.first_output, limits.idle))
 
     def _look(self) -> None:
-        progress, limits = self._progress, self._limits
-        silence = self._loop.time() - progress.last_at
-        if not progress.started:
-            self._expire("first_output", limits.first_output)
-        elif progress.writing:
-            self._timer = self._loop.call_later(limits.idle, self._look)
-        elif silence >= limits.idle:
-            self._expire("idle", limits.idle)
+        progress, limits, now = self._progress, self._limits, self._loop.time()
+        if progress.writing:
+            self._look_in(limits.idle)
+            return
+        if progress.started:
+            limit, seconds, left = "idle", limits.idle, limits.idle - (now - progress.last_at)
         else:
-            self._timer = self._loop.call_later(limits.idle - silence, self._look)
+            limit, seconds = "first_output", limits.first_output
+            left = limits.first_output - (now - self._began)
+        if left <= 0:
+            self._expire(limit, seconds)
+        else:
+            self._look_in(min(left, limits.idle))
+
+    def _look_in(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._look)
 
     def _expire(self, limit: str, seconds: float) -> None:
         self.expired = limit, seconds
@@ -120,8 +132,8 @@ async def stream(
 
     `on_first` is called before the first message is passed on. `through` sees,
     and may change, each message on its way. Raises `AttemptFailed`;
-    CancelledError when the client is gone. Whatever happens, the call is over
-    when this returns.
+    CancelledError, or what `write` raises, when the client is gone. Whatever
+    happens, the call is over when this returns.
     """
     loop = asyncio.get_running_loop()
     watchdog = Watchdog(call, progress, limits, loop)
@@ -144,8 +156,10 @@ async def stream(
                 failure.of_call(error, started=progress.started, remote_media=remote_media)
             ) from error
     except asyncio.CancelledError:
-        if watchdog.expired is None or _being_cancelled():
+        if being_cancelled():
             raise
+        if watchdog.expired is None:
+            raise AttemptFailed(failure.removed(started=progress.started)) from None
         limit, seconds = watchdog.expired
         raise AttemptFailed(failure.timed_out(limit, seconds, started=progress.started)) from None
     finally:
@@ -166,7 +180,11 @@ def _note_complete(message: bytes, progress: Progress) -> None:
     progress.finish_reasons.append(complete.finish_reason)
 
 
-def _being_cancelled() -> bool:
+def being_cancelled() -> bool:
+    """Whether it is this task that is being cancelled, and not a call that it awaits.
+
+    A call is cancelled on its own when its channel is closed.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

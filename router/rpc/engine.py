@@ -19,6 +19,7 @@ from router.faults import Fault, Reason
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.request.pipeline import Pipeline, Record
+from router.request.relay import ClientGone, Write
 from router.rpc.errors import wire_error
 from router.rpc.fleet_view import FleetView
 from router.wire import ENGINE_SERVICE, common, engine
@@ -81,7 +82,7 @@ class EngineService:
                 request,
                 model=_asked_model(context),
                 time_left=context.time_remaining(),
-                write=context.write,
+                write=_writer(context),
                 record=record,
             )
             outcome, reason = "ok", ""
@@ -89,6 +90,8 @@ class EngineService:
         except asyncio.CancelledError:
             outcome, reason = "client_cancelled", ""
             raise
+        except ClientGone:
+            outcome, reason = "client_cancelled", ""
         except Exception as error:
             failed = wire_error(self._fault(error, record))
             outcome, reason = failed.outcome, failed.reason
@@ -202,6 +205,17 @@ def _parse(kind: type[M], raw: bytes) -> M:
         raise Fault(
             Reason.INVALID_REQUEST, f"the message is not a {kind.DESCRIPTOR.full_name}"
         ) from None
+
+
+def _writer(context: Context) -> Write:
+    async def write(message: bytes) -> None:
+        try:
+            await context.write(message)
+        except grpc.aio.InternalError as error:
+            # A write that waits for the client's window fails when the client leaves.
+            raise ClientGone from error
+
+    return write
 
 
 def _asked_model(context: Context) -> str:
