@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 
-from router.media.sandbox import child
+from router.media.sandbox.confine import confine
 from router.media.sandbox.protocol import ANSWER, JOB, READY, Answer, Job, Status
 
 
 def main() -> None:
     """Behaves badly on the data `abort`, `hang`, `eat`, `lie`, `stop`; else echoes it."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    child.confine(int(os.environ["MMROUTER_SANDBOX_MEMORY"]))
+    confine(int(os.environ["MMROUTER_SANDBOX_MEMORY"]))
     connection.sendall(READY)
     while head := connection.recv(JOB.size):
         job = Job(*JOB.unpack(head))
@@ -35,21 +36,32 @@ def main() -> None:
             case b"stop":
                 connection.sendall(ANSWER.pack(*answer)[:5])
                 return
-            case b"open":
+            case b"open" | b"dial" | b"fork" | b"run!" | b"kill" | b"lift":
                 try:
-                    os.open("/etc/hostname", os.O_RDONLY)
-                except OSError:
-                    answer = Answer(Status.DAMAGED)
-            case b"dial":
-                try:
-                    socket.socket()
-                except OSError:
+                    _try(data)
+                except (OSError, ValueError):
                     answer = Answer(Status.DAMAGED)
             case b"secrets?":
                 data = b"secrets!" if "AWS_SECRET_ACCESS_KEY" in os.environ else b"none    "
         connection.sendall(ANSWER.pack(*answer))
         if answer.status == Status.OK:
             connection.sendall(data)
+
+
+def _try(order: bytes) -> None:
+    match order:
+        case b"open":
+            os.open("/etc/hostname", os.O_RDONLY)
+        case b"dial":
+            socket.socket()
+        case b"fork":
+            os.fork()
+        case b"run!":
+            os.execv("/bin/true", ["true"])
+        case b"kill":
+            os.kill(os.getppid(), 0)
+        case b"lift":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 
 
 if __name__ == "__main__":

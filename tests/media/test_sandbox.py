@@ -46,8 +46,10 @@ def test_a_decoder_that_runs_away_is_stopped_at_the_time_limit(hostile: DecoderP
     assert call(hostile, b"another") == b"another"
 
 
-@pytest.mark.parametrize("order", [b"eat", b"open", b"dial"])
-def test_memory_files_and_sockets_are_out_of_reach(hostile: DecoderProcess, order: bytes) -> None:
+@pytest.mark.parametrize("order", [b"eat", b"open", b"dial", b"lift", b"fork", b"run!", b"kill"])
+def test_memory_files_sockets_and_processes_are_out_of_reach(
+    hostile: DecoderProcess, order: bytes
+) -> None:
     with pytest.raises(SandboxFailed):
         call(hostile, order)
     assert hostile.restarts == 0

@@ -6,10 +6,7 @@ ends when the socket does.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import resource
-import signal
 import socket
 import sys
 
@@ -20,11 +17,10 @@ from router.faults import Fault
 from router.media.decode import Pixels, decode_in_process
 from router.media.header import ImageFormat
 from router.media.sandbox.clip import VideoDamaged, frames_at, read_header
+from router.media.sandbox.confine import confine
 from router.media.sandbox.protocol import ANSWER, JOB, READY, Answer, Job, Kind, Status
 from router.media.sniff import sniff
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NO_NEW_PRIVS = 38
 _NO_PIXELS: Pixels = np.empty(0, np.uint8)
 
 
@@ -39,19 +35,6 @@ def main() -> None:
         answer, pixels = _run(connection, Job(*JOB.unpack(job)))
         connection.sendall(ANSWER.pack(*answer))
         connection.sendall(pixels.reshape(-1).data)
-
-
-def confine(memory: int) -> None:
-    """Takes away what decoding does not need; called after the imports."""
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    # No file can grow, no core dump can carry a picture to disk.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # Descriptors that exist stay open; new ones are refused.
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _run(connection: socket.socket, job: Job) -> tuple[Answer, Pixels]:
