@@ -31,6 +31,7 @@ from router.observe.metrics import Metrics
 from router.observe.statusz import WorkerRow, page
 from router.policy.registry import policy_named
 from router.request.admission import Admission
+from router.request.disagg import Pairs, PairSettings
 from router.request.dispatch import Dispatcher
 from router.request.explain import Explainer
 from router.request.pipeline import Pipeline, PipelineSettings
@@ -102,12 +103,18 @@ class App:
                 settings.connect_timeout, settings.first_output_timeout, settings.idle_timeout
             ),
             load_interval=settings.load_interval,
+            max_message_bytes=settings.max_message_bytes,
         )
         self.pipeline = Pipeline(
             self.registry,
             self._intake,
             Preparer(self._intake, self._backend, self.metrics),
             self.dispatcher,
+            Pairs(
+                self.dispatcher,
+                self.metrics,
+                PairSettings(settings.disagg_min_tokens, settings.disagg_refetch),
+            ),
             self.admission,
             self.metrics,
             PipelineSettings(
@@ -117,7 +124,6 @@ class App:
                 allow_client_hashes=settings.allow_client_hashes,
                 migration=settings.migration,
                 request_timeout=settings.request_timeout,
-                max_message_bytes=settings.max_message_bytes,
             ),
         )
         self.health = HealthFace()
@@ -135,6 +141,7 @@ class App:
             http = await stack.enter_async_context(self._http())
             simulated = await stack.enter_async_context(self._simulated())
             stack.push_async_callback(self.fleet.close)
+            stack.push_async_callback(self.dispatcher.close)
             server = await stack.enter_async_context(self._grpc())
             self.registry.listen(self._publish_health)
             await stack.enter_async_context(self._discovering(simulated))

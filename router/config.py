@@ -78,6 +78,19 @@ class Settings(BaseSettings):
 
     # -- Fleet
     worker: Names = Field((), description="a worker's address, grpc://HOST:PORT or HOST:PORT")
+    prefill: Names = Field((), description="address of a worker that only prefills")
+    decode: Names = Field((), description="address of a worker that only decodes")
+    disagg_min_tokens: int = Field(
+        0,
+        ge=0,
+        description="prompts with fewer tokens go straight to a decode worker, which computes "
+        "them itself; 0 for none",
+    )
+    disagg_refetch: bool = Field(
+        True,
+        description="send media references to the decode worker too when the prefill worker "
+        "returned no identity of them, instead of failing",
+    )
     sim: int = Field(0, ge=0, le=64, description="start so many simulated workers inside")
     health_interval: Duration = Field(
         3.0, gt=0, description="time between health checks of a worker"
@@ -262,7 +275,7 @@ class Settings(BaseSettings):
         "info", description="least level that is logged"
     )
 
-    @field_validator("worker")
+    @field_validator("worker", "prefill", "decode")
     @classmethod
     def _addresses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(worker_address(text) for text in value)

@@ -73,6 +73,11 @@ class Metrics:
         self.retry_budget = Gauge(
             "router_retry_budget_tokens", "Tokens left for retries.", registry=r
         )
+        self.missing_identity = Counter(
+            "router_media_identity_missing",
+            "Prefill legs that returned no identity of the media they processed.",
+            registry=r,
+        )
         self.sheds = Counter(
             "router_sheds",
             "Requests refused as workers are overloaded.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from router.fleet.role import effective_role
 from router.fleet.worker import Role, Worker
 from router.vision.plan import PixelFormat
 
@@ -62,7 +63,7 @@ class WireConstraint:
             return Cause.METADATA_UNKNOWN
         if capability.served_name != self.model:
             return Cause.OTHER_MODEL
-        if worker.role not in self.roles:
+        if effective_role(worker) not in self.roles:
             return Cause.OTHER_ROLE
         if self.requires_media_refs:
             if not capability.takes_media_refs:

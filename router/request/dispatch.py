@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import grpc
 
-from router.faults import Fault
+from router.faults import Fault, Reason
 from router.fleet.breaker import CallResult
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Lease, Worker, WorkerState
@@ -90,6 +90,11 @@ class Journey:
 
 Exchange = Callable[[Attempt], Awaitable[None]]
 
+# One try at an order, given the workers that were tried before: how it failed, and on whom.
+Once = Callable[
+    ["Order", frozenset[Worker]], Awaitable[tuple[AttemptFailed | None, frozenset[Worker]]]
+]
+
 
 @dataclass
 class Running:
@@ -127,6 +132,7 @@ class Dispatcher:
         overload: OverloadRule,
         limits: Limits,
         load_interval: float,
+        max_message_bytes: int = 512 << 20,
         rng: random.Random | None = None,
     ) -> None:
         self.limits = limits
@@ -137,8 +143,10 @@ class Dispatcher:
         self._retry = retry
         self._budget = budget
         self._overload = overload
+        self._max_message_bytes = max_message_bytes
         self.shed_hint = max(1.0, load_interval)
-        self._rng = rng or random.Random()
+        self.rng = rng or random.Random()
+        self._aborts: set[asyncio.Task[None]] = set()
 
     def survey(self, constraint: WireConstraint, tried: frozenset[Worker] = frozenset()) -> Survey:
         """Every worker of the order's model, judged as of now."""
@@ -156,29 +164,27 @@ class Dispatcher:
         """The registry's clock, in seconds."""
         return self._fleet.registry.clock()
 
-    async def run(self, order: Order, exchange: Exchange, journey: Journey) -> None:
+    async def run(self, order: Order, once: Once, journey: Journey) -> None:
         """Carries out an order with as many attempts as are allowed.
 
-        `exchange` makes one call and raises `AttemptFailed`. Raises `Fault`
-        for the last failure; CancelledError when the client is gone.
+        Raises `Fault` for the last failure; CancelledError when the client is
+        gone.
         """
         loop = asyncio.get_running_loop()
-        attempts = Attempts(self._retry, self._budget, self._rng)
+        attempts = Attempts(self._retry, self._budget, self.rng)
         tried: frozenset[Worker] = frozenset()
         while True:
             attempts.made += 1
             try:
-                lease = self._select(order, tried)
+                failed, workers = await once(order, tried)
             except Fault as fault:
                 why = _of_selection(fault)
             else:
-                journey.attempts = attempts.made
-                failed = await self._attempt(order, lease, exchange, journey)
                 if failed is None:
                     self._budget.succeeded()
                     return
                 why = failed.why
-                tried |= {lease.worker}
+                tried |= workers
                 order = order.grown_by(failed.grown)
             pause = attempts.pause_after(why, time_left=order.deadline - loop.time())
             self._metrics.retry_budget.set(self._budget.tokens)
@@ -187,16 +193,33 @@ class Dispatcher:
             self._metrics.retries.labels(why.fault.reason.name.lower()).inc()
             await asyncio.sleep(pause)
 
-    def _select(self, order: Order, tried: frozenset[Worker]) -> Lease:
-        seen = self.survey(order.constraint, tried)
-        return select(seen, order.view, self.policy, retry_after=self.shed_hint)
+    def single(self, exchange: Exchange, journey: Journey) -> Once:
+        """One attempt with one worker, in the form that `run` asks for."""
 
-    async def _attempt(
-        self, order: Order, lease: Lease, exchange: Exchange, journey: Journey
+        async def once(
+            order: Order, tried: frozenset[Worker]
+        ) -> tuple[AttemptFailed | None, frozenset[Worker]]:
+            seen = self.survey(order.constraint, tried)
+            lease = select(seen, order.view, self.policy, retry_after=self.shed_hint)
+            attempt = self.attempt(order, lease.worker)
+            journey.attempts += 1
+            journey.worker, journey.progress = lease.worker.address, attempt.progress
+            return await self.carry(order, lease, attempt, exchange), frozenset({lease.worker})
+
+        return once
+
+    def attempt(self, order: Order, worker: Worker) -> Attempt:
+        """A call to be made, under a request id that no other call has."""
+        return Attempt(worker, f"{order.request_id}-{uuid.uuid4().hex[:12]}", order.deadline)
+
+    async def carry(
+        self, order: Order, lease: Lease, attempt: Attempt, exchange: Exchange
     ) -> AttemptFailed | None:
-        worker = lease.worker
-        attempt = Attempt(worker, f"{order.request_id}-{uuid.uuid4().hex[:12]}", order.deadline)
-        journey.worker, journey.progress = worker.address, attempt.progress
+        """Makes one call on a lease, which it releases however the call ends.
+
+        `exchange` makes the call itself and raises `AttemptFailed`.
+        """
+        worker = attempt.worker
         self.running.add(order.request_id, attempt)
         result, outcome = CallResult.NEUTRAL, "cancelled"
         try:
@@ -209,7 +232,6 @@ class Dispatcher:
                 "attempt_failed",
                 request=order.request_id,
                 worker=worker.address,
-                attempt=journey.attempts,
                 reason=outcome,
                 why=failed.why.fault.message,
             )
@@ -217,11 +239,27 @@ class Dispatcher:
                 self._fleet.reread(worker)
             return failed
         finally:
-            # However the attempt ends, cancellation included.
             lease.release(result)
             self.running.remove(order.request_id, attempt)
             if worker.state is not WorkerState.GONE:
                 self._metrics.attempts.labels(worker.address, outcome).inc()
+
+    def call(self, attempt: Attempt, wire: bytes) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+        """Begins a Generate. Raises `AttemptFailed` when `wire` is over the limit of a message."""
+        if len(wire) > self._max_message_bytes:
+            raise AttemptFailed(failure.too_large(len(wire), self._max_message_bytes))
+        return attempt.worker.generate(wire, timeout=attempt.time_left())
+
+    def abort_soon(self, attempt: Attempt) -> None:
+        """Tells a worker to end a request, without waiting: the caller may be on its way out."""
+        task = asyncio.create_task(attempt.tell_abort(), name=f"abort {attempt.id}")
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def close(self) -> None:
+        """Waits for the last aborts to be told."""
+        if self._aborts:
+            await asyncio.wait(self._aborts)
 
     async def _call(self, attempt: Attempt, exchange: Exchange) -> None:
         worker = attempt.worker
@@ -237,7 +275,8 @@ class Dispatcher:
 
 
 def _of_selection(fault: Fault) -> Failure:
-    again = Again.YES if fault.reason.name == "NO_AVAILABLE_WORKER" else Again.NO
+    passing = fault.reason in (Reason.NO_AVAILABLE_WORKER, Reason.NO_COMPATIBLE_PAIR)
+    again = Again.YES if passing else Again.NO
     return Failure(fault, CallResult.NEUTRAL, again, counts_against_budget=False)
 
 

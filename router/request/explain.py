@@ -31,20 +31,23 @@ class Explainer:
             prepared = await self._pipeline.prepare(request, decided, ticket)
         constraint = self._pipeline.constraint(decided, prepared)
         dispatcher = self._pipeline.dispatcher
-        seen = dispatcher.survey(constraint)
+        pairs = self._pipeline.pairs
+        surveys = pairs.surveys(constraint) if decided.pairs else (dispatcher.survey(constraint),)
         shown = admin.ExplainResponse(
             model=decided.model,
             items=_items(decided, prepared),
             mode=decided.resolution.mode.value,
             reason=decided.resolution.why.value,
             constraint=constraint.lines(),
-            workers=[_worker(j, dispatcher.now()) for j in seen.judgements],
+            workers=[_worker(j, dispatcher.now()) for seen in surveys for j in seen.judgements],
             policy=dispatcher.policy.name,
             prompt_tokens=anchors,
             estimated_tokens=prepared.prompt_tokens,
         )
-        if candidates := seen.admissible:
-            view = RoutingView(prepared.prompt_tokens, routing_key)
+        view = RoutingView(prepared.prompt_tokens, routing_key)
+        if decided.pairs:
+            shown.picked = pairs.would_pick(constraint, view)
+        elif candidates := surveys[0].admissible:
             shown.picked = candidates[pick(dispatcher.policy, view, candidates)].address
         return shown
 

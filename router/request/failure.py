@@ -153,6 +153,19 @@ def removed(*, started: bool) -> Failure:
     )
 
 
+def no_handoff() -> Failure:
+    """A prefill leg that ended well and left nothing for the decode leg."""
+    return Failure(
+        Fault(
+            Reason.LEG_FAILED,
+            "the prefill worker returned no transfer parameters",
+            metadata={"leg": "prefill", "cause": "no_transfer_params"},
+        ),
+        CallResult.NEUTRAL,
+        Again.YES,
+    )
+
+
 def movable(failure: Failure) -> Failure:
     """The same failure for a stream that can go on at another worker."""
     return replace(failure, again=Again.YES)

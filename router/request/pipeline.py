@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from router.faults import Fault, Reason
 from router.fleet.model import Model
 from router.fleet.registry import Registry
+from router.fleet.role import effective_role
 from router.fleet.worker import Role, Worker, WorkerState
 from router.media.intake import MediaIntake
 from router.media.ticket import Ticket
@@ -20,8 +22,9 @@ from router.policy.base import RoutingView
 from router.request import migrate, relay
 from router.request.admission import Admission
 from router.request.constraint import WireConstraint, wanted_pixels
+from router.request.disagg import Pairs, is_disaggregated
 from router.request.dispatch import Attempt, Dispatcher, Journey, Order, unary
-from router.request.failure import movable, too_large
+from router.request.failure import movable
 from router.request.migrate import Continuation
 from router.request.plan import MediaPlan, plan
 from router.request.prepare import Preparer
@@ -33,6 +36,8 @@ from router.vision.plan import PixelFormat
 from router.wire import engine
 
 _log = get_logger("request")
+
+_ANY_ROLE = frozenset({Role.BOTH, Role.PREFILL, Role.DECODE})
 
 _OVERRIDES: dict[int, Setting] = {
     engine.AUTO: "auto",
@@ -51,7 +56,6 @@ class PipelineSettings:
     allow_client_hashes: bool = False
     migration: bool = False
     request_timeout: float = 600.0
-    max_message_bytes: int = 512 << 20
 
 
 @dataclass
@@ -75,6 +79,16 @@ class Decided:
     plan: MediaPlan
     resolution: Resolution
 
+    @cached_property
+    def pairs(self) -> bool:
+        """Whether the model is served by prefill/decode pairs."""
+        return is_disaggregated(self.workers)
+
+    @property
+    def roles(self) -> frozenset[Role]:
+        """The roles of the workers that get the prompt and the media."""
+        return frozenset({Role.PREFILL if self.pairs else Role.BOTH})
+
     @property
     def model_path(self) -> str:
         """The workers' own name for the model's files."""
@@ -96,11 +110,13 @@ class Pipeline:
         intake: MediaIntake,
         preparer: Preparer,
         dispatcher: Dispatcher,
+        pairs: Pairs,
         admission: Admission,
         metrics: Metrics,
         settings: PipelineSettings,
     ) -> None:
         self.dispatcher = dispatcher
+        self.pairs = pairs
         self.admission = admission
         self._registry = registry
         self._intake = intake
@@ -138,9 +154,8 @@ class Pipeline:
                 remote_media=ready.constraint.requires_media_refs,
             )
 
-            async def exchange(attempt: Attempt) -> None:
-                wire = ready.wire(attempt.id, self._settings.max_message_bytes)
-                call = attempt.worker.generate(wire, timeout=attempt.time_left())
+            async def stream(attempt: Attempt, wire: bytes) -> None:
+                call = self.dispatcher.call(attempt, wire)
                 del wire
                 try:
                     await relay.stream(
@@ -158,7 +173,16 @@ class Pipeline:
                         ready.move(failed)
                     raise
 
-            await self.dispatcher.run(order, exchange, record.journey)
+            async def exchange(attempt: Attempt) -> None:
+                await stream(attempt, ready.body.wire(attempt.id))
+
+            journey = record.journey
+            if ready.pairs and not (direct := self.pairs.direct(order)):
+                once = self.pairs.once(lambda: ready.body, stream, journey)
+            else:
+                order = direct if ready.pairs and direct else order
+                once = self.dispatcher.single(exchange, journey)
+            await self.dispatcher.run(order, once, journey)
 
     async def embed(
         self, request: engine.EmbedRequest, *, model: str, time_left: float | None, record: Record
@@ -172,7 +196,7 @@ class Pipeline:
         limit = self._settings.request_timeout
         order = Order(
             request_id=record.request_id,
-            constraint=WireConstraint(name, prompt_tokens=tokens),
+            constraint=WireConstraint(name, prompt_tokens=tokens, roles=_ANY_ROLE),
             view=RoutingView(tokens),
             deadline=loop.time() + min(limit, limit if time_left is None else time_left),
         )
@@ -185,7 +209,8 @@ class Pipeline:
             answer = await unary(call, limits=self.dispatcher.limits, progress=attempt.progress)
 
         async with self.admission.place():
-            await self.dispatcher.run(order, exchange, record.journey)
+            once = self.dispatcher.single(exchange, record.journey)
+            await self.dispatcher.run(order, once, record.journey)
         return answer
 
     # -- The steps before dispatch; `explain` takes the same ones
@@ -215,6 +240,7 @@ class Pipeline:
             requires_media_refs=forwarded,
             schemes=decided.plan.schemes if forwarded else frozenset(),
             item_counts=tuple(sorted(counts.items())),
+            roles=decided.roles,
         )
 
     def constraint(self, decided: Decided, prepared: Prepared) -> WireConstraint:
@@ -229,11 +255,13 @@ class Pipeline:
             prompt_tokens=0 if prepared.estimated else prepared.prompt_tokens,
             pixel_format=prepared.pixel_format,
             model_fingerprint=prepared.model_fingerprint,
+            roles=decided.roles,
         )
 
     def pixels_for(self, decided: Decided) -> PixelFormat:
         """How tensors are built for this model: as most of its usable workers want them."""
-        usable = [w for w in decided.workers if w.state is WorkerState.READY] or decided.workers
+        takers = [w for w in decided.workers if effective_role(w) in decided.roles]
+        usable = [w for w in takers if w.state is WorkerState.READY] or takers or decided.workers
         wanted = Counter(w for w in map(wanted_pixels, usable) if w is not None)
         return wanted.most_common(1)[0][0]
 
@@ -248,7 +276,13 @@ class Pipeline:
             prepared = await self.prepare(request, decided, ticket)
             record.prompt_tokens = prepared.prompt_tokens
             may_move = self._settings.migration and migrate.eligible(prepared.body.request)
-            ready = Ready(prepared, self.constraint(decided, prepared), ticket, movable=may_move)
+            ready = Ready(
+                prepared,
+                self.constraint(decided, prepared),
+                ticket,
+                pairs=decided.pairs,
+                movable=may_move and not decided.pairs,
+            )
             # Megabytes hang on these, and a stream may take minutes.
             del decided, prepared
             yield ready
@@ -341,21 +375,26 @@ class Ready:
     """A prepared request, and what it holds for as long as there may be another attempt."""
 
     def __init__(
-        self, prepared: Prepared, constraint: WireConstraint, ticket: Ticket, *, movable: bool
+        self,
+        prepared: Prepared,
+        constraint: WireConstraint,
+        ticket: Ticket,
+        *,
+        pairs: bool,
+        movable: bool,
     ) -> None:
         self.constraint = constraint
+        self.pairs = pairs
         self.prompt_tokens = prepared.prompt_tokens
         self._body: Body | None = prepared.body
         self._ticket = ticket
         self._continuation = Continuation() if movable else None
 
-    def wire(self, request_id: str, limit: int) -> bytes:
-        """The bytes of one attempt. Raises `AttemptFailed` when they exceed `limit`."""
+    @property
+    def body(self) -> Body:
+        """What an attempt's bytes are made from."""
         assert self._body is not None, "no attempt is made after the first output"
-        wire = self._body.wire(request_id)
-        if len(wire) > limit:
-            raise AttemptFailed(too_large(len(wire), limit))
-        return wire
+        return self._body
 
     def first_output(self) -> None:
         """Lets go of tensors and media budget, unless the stream may move to another worker."""

@@ -13,6 +13,7 @@ from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from router.faults import Fault, Reason
+from router.request.disagg import LegFault
 from router.request.failure import PassThrough
 
 Code = grpc.StatusCode
@@ -97,7 +98,8 @@ def wire_error(fault: Fault) -> WireError:
     if isinstance(fault, PassThrough):
         # A worker's own answer: status and message stay as they are.
         return WireError(fault.code, fault.message, (), "client_fault", "worker_refused")
-    row = TABLE[fault.reason]
+    # A leg fails with the status of what happened to it.
+    row = TABLE[fault.cause.reason if isinstance(fault, LegFault) else fault.reason]
     retry_after = fault.retry_after if fault.retry_after is not None else row.retry_after
     details = [
         error_details_pb2.ErrorInfo(

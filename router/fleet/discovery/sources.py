@@ -11,7 +11,7 @@ from router.fleet.discovery.dns import DnsDiscovery
 from router.fleet.discovery.file import FileDiscovery
 from router.fleet.discovery.kube_slices import Keys, ServiceName
 from router.fleet.discovery.static import StaticDiscovery
-from router.fleet.endpoint import Endpoint
+from router.fleet.endpoint import Endpoint, Role
 
 
 def discoveries(settings: Settings, further: Iterable[str] = ()) -> list[Discovery]:
@@ -20,7 +20,11 @@ def discoveries(settings: Settings, further: Iterable[str] = ()) -> list[Discove
     `further` are addresses besides those in the settings. Raises ValueError
     when a source cannot be set up.
     """
-    named = [Endpoint(address) for address in (*settings.worker, *further)]
+    named = [
+        *(Endpoint(address) for address in (*settings.worker, *further)),
+        *(Endpoint(address, Role.PREFILL) for address in settings.prefill),
+        *(Endpoint(address, Role.DECODE) for address in settings.decode),
+    ]
     sources: list[Discovery] = [StaticDiscovery(named)] if named else []
     interval = settings.discovery_interval
     match settings.discovery:
