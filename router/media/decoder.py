@@ -88,5 +88,7 @@ class Decoder:
 
     async def close(self) -> None:
         """Ends the decoder processes; work in them fails."""
-        await asyncio.to_thread(self._sandbox.stop)
+        self._waiters.drop()
+        self._sandbox.interrupt()
         await self._waiters.close()
+        await asyncio.to_thread(self._sandbox.stop)

@@ -52,9 +52,14 @@ class PixelPool:
         future.add_done_callback(lambda _: loop.call_soon_threadsafe(let_go))
         return await asyncio.wrap_future(future)
 
+    def drop(self) -> None:
+        """Takes no more work and drops what has not begun."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
     async def close(self) -> None:
-        """Waits for running work; work that has not begun is dropped."""
-        await asyncio.to_thread(self._executor.shutdown, cancel_futures=True)
+        """Drops what has not begun and waits for the rest."""
+        self.drop()
+        await asyncio.to_thread(self._executor.shutdown)
 
 
 def cores() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -108,3 +109,18 @@ async def test_damaged_data_does_not_cost_a_process(intake: MediaIntake) -> None
     assert caught.value.reason is Reason.MEDIA_DECODE_FAILED
     assert caught.value.metadata["index"] == "2"
     assert intake.decoder.sandbox_restarts == 0
+
+
+async def test_closing_does_not_wait_for_a_decoder_that_runs_away() -> None:
+    intake = MediaIntake(MediaLimits(worker_threads=1, decode_timeout=3600.0))
+    await intake.warm_up()
+    async with intake.ticket() as ticket:
+        blob = await ticket.load(MediaSource("image", data=endless_scans()), 0)
+        running = asyncio.create_task(ticket.decode(blob))
+        queued = asyncio.create_task(ticket.decode(blob))
+        await asyncio.sleep(0)
+        await intake.close()
+        first, second = await asyncio.gather(running, queued, return_exceptions=True)
+    assert isinstance(first, Fault)
+    assert first.reason is Reason.MEDIA_DECODE_FAILED
+    assert isinstance(second, asyncio.CancelledError)

@@ -47,6 +47,7 @@ class DecoderProcess:
         self._module = module
         self._child: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._closing = False
         self.restarts = 0
 
     @property
@@ -74,6 +75,9 @@ class DecoderProcess:
                 env=_environment(self._memory),
             )
         self._socket = ours
+        if self._closing:
+            self.stop()
+            raise RuntimeError("the sandbox is closed")
         try:
             ready = self._receive(len(READY), time.monotonic() + _START_TIMEOUT)
         except (OSError, EOFError) as error:
@@ -110,8 +114,15 @@ class DecoderProcess:
             raise SandboxFailed("damaged data")
         return answer, pixels
 
+    def interrupt(self) -> None:
+        """Kills the child for good, from any thread; a job in it fails, none follows."""
+        self._closing = True
+        child = self._child
+        if child is not None:
+            child.kill()
+
     def stop(self) -> None:
-        """Kills the child and waits for its end."""
+        """Kills the child and waits for its end; for the thread that uses it."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -164,8 +175,14 @@ class Sandbox:
         """How many children had to be killed."""
         return sum(process.restarts for process in self._all)
 
+    def interrupt(self) -> None:
+        """Kills every child; jobs in them fail."""
+        with self._lock:
+            for process in self._all:
+                process.interrupt()
+
     def stop(self) -> None:
-        """Kills every child. No thread may be using one any more."""
+        """Clears up after every child. No thread may be using one any more."""
         with self._lock:
             for process in self._all:
                 process.stop()
