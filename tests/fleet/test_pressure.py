@@ -21,29 +21,49 @@ def clock() -> Clock:
 
 def serve(backlog: Backlog, clock: Clock, tokens: int, seconds: float) -> None:
     """One request alone, from sending to its end."""
-    backlog.reserve(tokens, tokens)
+    place = backlog.reserve(tokens, tokens)
     clock.now += seconds
-    backlog.first_output(tokens)
-    backlog.finish(tokens, tokens, answered=True)
+    place.first_output()
+    place.finish()
 
 
 def test_a_request_counts_until_its_first_output(clock: Clock) -> None:
     backlog = Backlog(clock)
-    backlog.reserve(1000, 4000)
+    place = backlog.reserve(1000, 4000)
     assert backlog.pressure().queued == 1000 + OVERHEAD_TOKENS
-    backlog.first_output(1000)
+    place.first_output()
     after = backlog.pressure()
     assert (after.queued, after.in_flight, after.context_tokens) == (0, 1, 4000)
-    backlog.finish(1000, 4000, answered=True)
+    place.finish()
     assert (backlog.in_flight, backlog.context_tokens) == (0, 0)
 
 
 def test_a_request_that_fails_unanswered_leaves_nothing(clock: Clock) -> None:
     backlog = Backlog(clock)
-    backlog.reserve(1000, 4000)
-    backlog.finish(1000, 4000, answered=False)
+    backlog.reserve(1000, 4000).finish()
     after = backlog.pressure()
     assert (after.queued, after.in_flight, after.context_tokens) == (0, 0, 0)
+
+
+def test_a_place_is_given_up_once(clock: Clock) -> None:
+    backlog = Backlog(clock)
+    place = backlog.reserve(1000, 4000)
+    for _ in range(2):
+        place.finish()
+    place.first_output()
+    after = backlog.pressure()
+    assert (after.queued, after.in_flight, after.context_tokens) == (0, 0, 0)
+
+
+def test_the_oldest_prompt_melts_while_it_is_worked_on(clock: Clock) -> None:
+    backlog = Backlog(clock)
+    serve(backlog, clock, 2000 - OVERHEAD_TOKENS, 1.0)
+    backlog.reserve(6000 - OVERHEAD_TOKENS, 0)
+    backlog.reserve(1000 - OVERHEAD_TOKENS, 0)
+    clock.now += 2
+    assert backlog.pressure().queued == pytest.approx(3000)
+    clock.now += 60
+    assert backlog.pressure().queued == pytest.approx(1000)
 
 
 def test_the_rate_is_of_work_and_not_of_idleness(clock: Clock) -> None:
@@ -56,11 +76,9 @@ def test_the_rate_is_of_work_and_not_of_idleness(clock: Clock) -> None:
 
 def test_the_rate_of_a_queue_counts_its_time_once(clock: Clock) -> None:
     backlog = Backlog(clock)
-    for _ in range(3):
-        backlog.reserve(2000 - OVERHEAD_TOKENS, 0)
-    for _ in range(3):
+    for place in [backlog.reserve(2000 - OVERHEAD_TOKENS, 0) for _ in range(3)]:
         clock.now += 1.0
-        backlog.first_output(2000 - OVERHEAD_TOKENS)
+        place.first_output()
     assert backlog.rate == pytest.approx(2000, rel=0.05)
 
 
@@ -111,11 +129,11 @@ def test_reported_work_melts_at_the_measured_rate(clock: Clock) -> None:
 
 def test_silence_grows_until_something_is_heard(clock: Clock) -> None:
     backlog = Backlog(clock)
-    backlog.reserve(10, 10)
+    place = backlog.reserve(10, 10)
     backlog.reported(None, 3.0)
     clock.now += 2
     assert backlog.pressure().silence == 5.0
-    backlog.first_output(10)
+    place.first_output()
     assert backlog.pressure().silence == 0
 
 
