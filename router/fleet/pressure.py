@@ -47,23 +47,50 @@ class Pressure:
         return self.queued / (self.rate or ordinary_rate) + self.slot_wait
 
 
+class Place:
+    """One request's place in a worker's backlog, given up exactly once."""
+
+    __slots__ = ("_backlog", "context_tokens", "done", "over", "tokens")
+
+    def __init__(self, backlog: Backlog, tokens: int, context_tokens: int) -> None:
+        self._backlog = backlog
+        self.tokens = tokens
+        self.context_tokens = context_tokens
+        self.done = False
+        self.over = False
+
+    def first_output(self) -> None:
+        """Its prompt is done; only the first call does anything."""
+        if not self.done:
+            self.done = True
+            self._backlog._first_output(self)
+
+    def finish(self) -> None:
+        """The request is over, answered or not; only the first call does anything."""
+        if not self.over:
+            self.over = True
+            self._backlog._finish(self)
+
+
 class Backlog:
     """Requests of one worker from reservation to first output, and from there to the end."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._waiting = 0
+        # Those without output yet, in the order they came.
+        self._waiting: dict[Place, None] = {}
         self._queued = 0
         self._busy_since = 0.0
-        # Decayed tokens done and seconds of work, and requests finished in them.
+        # Decayed tokens done and seconds of work.
         self._done = 0.0
         self._seconds = 0.0
+        # Decayed number of requests that came to their end.
+        self._finished = 0.0
+        self._finished_at = clock()
         # Tokens of other routers by the last report, and by the last two together.
         self._last_foreign = 0.0
         self._foreign = 0.0
         self._foreign_at = 0.0
-        self._finished = 0.0
-        self._finished_at = clock()
         self._silence = 0.0
         self._silence_at = 0.0
         self.in_flight = 0
@@ -72,44 +99,40 @@ class Backlog:
 
     # -- Our own requests
 
-    def reserve(self, uncached_tokens: int, context_tokens: int) -> None:
+    def reserve(self, uncached_tokens: int, context_tokens: int) -> Place:
         """A request is on its way there, with so many prompt tokens to compute and in all."""
-        if self._waiting == 0:
+        if not self._waiting:
             self._busy_since = self._clock()
-        self._waiting += 1
-        self._queued += uncached_tokens + OVERHEAD_TOKENS
+        place = Place(self, uncached_tokens + OVERHEAD_TOKENS, context_tokens)
+        self._waiting[place] = None
+        self._queued += place.tokens
         self.in_flight += 1
         self.context_tokens += context_tokens
+        return place
 
-    def first_output(self, uncached_tokens: int) -> None:
-        """Its prompt is done. Once a request, if at all."""
-        self._account()
-        self._done += uncached_tokens + OVERHEAD_TOKENS
-        self._silence = 0.0
-        self._not_waiting(uncached_tokens)
+    def _first_output(self, place: Place) -> None:
+        if place in self._waiting:
+            self._leave_queue(place)
+            self._done += place.tokens
+            self._silence = 0.0
 
-    def finish(self, uncached_tokens: int, context_tokens: int, *, answered: bool) -> None:
-        """It is over; `answered` says whether it had a first output."""
-        if not answered:
-            self._account()
-            self._not_waiting(uncached_tokens)
+    def _finish(self, place: Place) -> None:
+        if place in self._waiting:
+            self._leave_queue(place)
         self.in_flight -= 1
-        self.context_tokens -= context_tokens
+        self.context_tokens -= place.context_tokens
         now = self._clock()
-        self._finished = self._finished * 0.5 ** ((now - self._finished_at) / _HALF_LIFE) + 1
+        self._finished = self._finished * _fading(now - self._finished_at) + 1
         self._finished_at = now
 
-    def _not_waiting(self, uncached_tokens: int) -> None:
-        self._waiting -= 1
-        self._queued -= uncached_tokens + OVERHEAD_TOKENS
-
-    def _account(self) -> None:
+    def _leave_queue(self, place: Place) -> None:
         now = self._clock()
         worked = now - self._busy_since
         self._busy_since = now
-        fading = 0.5 ** (worked / _HALF_LIFE)
-        self._done *= fading
-        self._seconds = self._seconds * fading + worked
+        self._done *= _fading(worked)
+        self._seconds = self._seconds * _fading(worked) + worked
+        del self._waiting[place]
+        self._queued -= place.tokens
 
     # -- What the worker says
 
@@ -142,7 +165,7 @@ class Backlog:
             # It has not spoken since the report either.
             silence += now - self._silence_at
         return Pressure(
-            queued=self._queued + foreign,
+            queued=self._queued - self._progress(now, rate) + foreign,
             rate=rate,
             in_flight=self.in_flight,
             context_tokens=self.context_tokens,
@@ -151,10 +174,20 @@ class Backlog:
             silence=silence,
         )
 
+    def _progress(self, now: float, rate: float | None) -> float:
+        """What is done of the oldest prompt by now."""
+        if not self._waiting or not rate:
+            return 0.0
+        return min(rate * (now - self._busy_since), float(next(iter(self._waiting)).tokens))
+
     def _slot_wait(self, now: float) -> float:
         if not self.slots or self.in_flight < self.slots:
             return 0.0
         # A decayed count over its mean lifetime is a rate (events per second).
-        faded = self._finished * 0.5 ** ((now - self._finished_at) / _HALF_LIFE)
-        turnover: float = max(faded * math.log(2) / _HALF_LIFE, 0.1)
+        faded = self._finished * _fading(now - self._finished_at)
+        turnover = max(faded * math.log(2) / _HALF_LIFE, 0.1)
         return (self.in_flight - self.slots + 1) / turnover
+
+
+def _fading(seconds: float) -> float:
+    return math.exp2(-seconds / _HALF_LIFE)

@@ -25,7 +25,7 @@ import numpy as np
 from routing_baselines import LongestPrefix, PublishedCost
 from routing_traces import Request, Trace, conversation, mooncake, multimodal, synthetic
 
-from router.fleet.pressure import Backlog
+from router.fleet.pressure import Backlog, Place
 from router.policy.base import Policy, RoutingView
 from router.policy.least_load import LeastLoad, PowerOfTwo
 from router.policy.prefix import ORDINARY_RATE, Prefix
@@ -53,7 +53,7 @@ class Engine:
 @dataclass
 class Job:
     request: Request
-    charged: int
+    place: Place
     keys: list[int]
     uncached: int = 0
 
@@ -114,8 +114,8 @@ class SimWorker:
 
     def take(self, request: Request, charged: int) -> None:
         """The router sent a request, believing so many of its tokens not to be cached."""
-        self.backlog.reserve(charged, request.prompt)
-        self.queue.append(Job(request, charged, request.blocks.tolist()))
+        place = self.backlog.reserve(charged, request.prompt)
+        self.queue.append(Job(request, place, request.blocks.tolist()))
         self._begin()
 
     def _begin(self) -> None:
@@ -155,7 +155,7 @@ class SimWorker:
         self._tell()
         self.prefilling = None
         self.running += 1
-        self.backlog.first_output(job.charged)
+        job.place.first_output()
         now = self.clock.now
         self.times.append((job.request.at, now - job.request.at))
         step = self.engine.decode_step / self.speed * (1 + self.running / 64)
@@ -164,7 +164,7 @@ class SimWorker:
 
     def _end(self, job: Job) -> None:
         self.running -= 1
-        self.backlog.finish(job.charged, job.request.prompt, answered=True)
+        job.place.finish()
         for key in reversed(job.keys):
             self._users[key] -= 1
             if self._users[key] == 0:
