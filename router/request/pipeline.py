@@ -336,7 +336,7 @@ class Pipeline:
         unreadable = sum(w.capability is None for w in self._registry)
         if not names or (asked and unreadable):
             # Nobody has said yet what it serves: that is not the client's fault.
-            raise Survey([], asked, unreadable).fault(retry_after=1.0)
+            raise Survey([], unreadable=unreadable).fault(retry_after=1.0)
         if asked:
             raise Fault(
                 Reason.MODEL_NOT_FOUND,

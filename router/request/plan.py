@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from router.faults import Fault, Reason
+from router.media.url import parse
 from router.wire import common, engine
 
 MODALITIES = {common.IMAGE: "image", common.VIDEO: "video", common.AUDIO: "audio"}
@@ -83,7 +84,8 @@ class MediaPlan:
 def plan(request: engine.GenerateRequest, *, allow_transfer_params: bool = False) -> MediaPlan:
     """Reads the media of a request and refuses requests that no worker could serve.
 
-    Raises `Fault`: INVALID_REQUEST, MEDIA_URL_INVALID, TRANSFER_PARAMS_FORBIDDEN.
+    Raises `Fault`: INVALID_REQUEST, TRANSFER_PARAMS_FORBIDDEN, MEDIA_URL_INVALID,
+    MEDIA_SCHEME_UNSUPPORTED, FILE_FORBIDDEN.
     """
     _check_input(request)
     if not allow_transfer_params:
@@ -139,7 +141,8 @@ def _item(index: int, ref: engine.MediaRef) -> MediaItem:
         )
     if not ref.url:
         raise Fault.of_item(Reason.MEDIA_URL_INVALID, index, "url is empty")
-    scheme = ref.url[:32].partition(":")[0].lower()
+    # Read in full: a reference that is none must not be taken for one of a strange scheme.
+    scheme = parse(ref.url, index=index).scheme
     return MediaItem(index, modality, scheme, url=ref.url, max_long_side=max_long_side, fps=fps)
 
 

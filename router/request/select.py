@@ -11,6 +11,7 @@ from router.faults import Fault, Reason
 from router.fleet.worker import Lease, Worker, WorkerState
 from router.policy.base import Policy, RoutingView
 from router.request.constraint import Cause, WireConstraint, nearest_to_admission
+from router.request.incapable import incapable
 
 
 class Absence(Enum):
@@ -61,10 +62,10 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Survey:
-    """Every registered worker of the model, judged."""
+    """Every registered worker of the model, judged by a constraint; None where there is none."""
 
     judgements: Sequence[Judgement]
-    model: str
+    constraint: WireConstraint | None = None
     unreadable: int = 0
     tried: Collection[Worker] = field(default_factory=frozenset)
 
@@ -89,7 +90,7 @@ class Survey:
         if any(j in up for j in capable) or all(j.absence is Absence.OVERLOADED for j in up):
             return Fault(
                 Reason.OVERLOADED,
-                f"every worker that could serve {self.model} is overloaded",
+                "every worker that could serve the request is overloaded",
                 metadata=self._counts(),
                 retry_after=retry_after,
             )
@@ -99,7 +100,7 @@ class Survey:
         if not self.judgements and not self.unreadable:
             message = "no worker is registered"
         else:
-            message = f"no worker for {self.model or 'this request'} is available"
+            message = "no worker for the request is available"
         return Fault(Reason.NO_AVAILABLE_WORKER, message, metadata=self._counts())
 
     def _counts(self) -> dict[str, str]:
@@ -115,35 +116,10 @@ class Survey:
         return {"registered": str(registered), **{k: str(v) for k, v in sorted(counts.items())}}
 
     def _incapable(self, free: list[Judgement]) -> Fault:
+        assert self.constraint is not None, "nothing refused them"
         cause = nearest_to_admission([j.cause for j in free if j.cause is not None])
-        reason, message = _INCAPABLE.get(
-            cause, (Reason.NO_AVAILABLE_WORKER, "no worker takes the request as it was prepared")
-        )
-        return Fault(reason, message, metadata=self._counts())
-
-
-_INCAPABLE = {
-    Cause.NO_MEDIA_PROCESSOR: (
-        Reason.NO_MEDIA_REF_CAPABLE_WORKER,
-        "no worker of this model takes media references",
-    ),
-    Cause.SCHEME_NOT_ACCEPTED: (
-        Reason.MEDIA_REF_SCHEME_NOT_ACCEPTED,
-        "no worker of this model accepts all the URL schemes of the request",
-    ),
-    Cause.ITEM_LIMIT: (
-        Reason.TOO_MANY_MEDIA_ITEMS,
-        "the request has more media items than any worker of this model takes",
-    ),
-    Cause.ENCODER_BUDGET: (
-        Reason.MEDIA_ITEM_OVER_ENCODER_BUDGET,
-        "a media item has more tokens than any worker of this model encodes at once",
-    ),
-    Cause.CONTEXT_LENGTH: (
-        Reason.PROMPT_TOO_LONG,
-        "the prompt leaves no room for an output token in this model's context",
-    ),
-}
+        refusing = [j.worker for j in free if j.cause is cause]
+        return incapable(cause, self.constraint, refusing, self._counts())
 
 
 def survey(
@@ -160,7 +136,7 @@ def survey(
         Judgement(worker, constraint.admits(worker), _absence(worker, overload, now))
         for worker in workers
     ]
-    return Survey(judgements, constraint.model, unreadable, tried)
+    return Survey(judgements, constraint, unreadable, tried)
 
 
 def select(seen: Survey, view: RoutingView, policy: Policy, *, retry_after: float) -> Lease:
