@@ -46,7 +46,7 @@ async def eventually(
     """Waits until `condition()` is true; fails after `timeout` seconds."""
     try:
         async with asyncio.timeout(timeout):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - what it waits for tells nobody
                 await asyncio.sleep(0.002)
     except TimeoutError:
         raise AssertionError(f"not within {timeout}s: {what or condition}") from None
