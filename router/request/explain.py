@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from router.media.intake import MediaIntake
 from router.policy.base import RoutingView
+from router.request.constraint import Cause
 from router.request.pipeline import Decided, Pipeline, Record
 from router.request.prepared import Prepared
 from router.request.select import Judgement, pick
@@ -39,7 +40,13 @@ class Explainer:
             mode=decided.resolution.mode.value,
             reason=decided.resolution.why.value,
             constraint=constraint.lines(),
-            workers=[_worker(j, dispatcher.now()) for seen in surveys for j in seen.judgements],
+            workers=[
+                _worker(judgement, dispatcher.now())
+                for seen in surveys
+                for judgement in seen.judgements
+                # A worker of a pair's other leg is judged there.
+                if not (decided.pairs and judgement.cause is Cause.OTHER_ROLE)
+            ],
             policy=dispatcher.policy.name,
             prompt_tokens=anchors,
             estimated_tokens=prepared.prompt_tokens,

@@ -10,6 +10,7 @@ import grpc
 
 from router.faults import Fault, Reason
 from router.fleet.breaker import CallResult
+from router.request.worker_media import media_fault, presentable
 
 Code = grpc.StatusCode
 
@@ -65,10 +66,10 @@ class Failure:
 
 
 class PassThrough(Fault):
-    """A worker's answer that goes to the client unchanged."""
+    """A worker's answer that goes to the client, rid of what might be a secret."""
 
     def __init__(self, code: Code, details: str) -> None:
-        super().__init__(Reason.INVALID_REQUEST, details)
+        super().__init__(Reason.INVALID_REQUEST, presentable(details))
         self.code = code
 
 
@@ -95,6 +96,10 @@ def of_call(error: grpc.aio.AioRpcError, *, started: bool, remote_media: bool) -
             pushback,
             reread=True,
         )
+    if remote_media and (foreign := media_fault(code, details)):
+        # Another worker may have another way to a host, but none to a picture that is broken.
+        again = Again.ONCE if code is Code.UNAVAILABLE else Again.NO
+        return Failure(foreign, CallResult.NEUTRAL, again, pushback)
     if code in _CLIENT_FAULTS:
         return Failure(PassThrough(code, details), CallResult.NEUTRAL, Again.NO)
     match code:
@@ -109,11 +114,11 @@ def of_call(error: grpc.aio.AioRpcError, *, started: bool, remote_media: bool) -
         case Code.UNAVAILABLE if _SATURATED.search(details):
             return _saturated(pushback)
         case Code.UNAVAILABLE:
-            foreign = remote_media and not _TRANSPORT.search(details)
+            doubtful = remote_media and not _TRANSPORT.search(details)
             return Failure(
                 Fault(Reason.WORKER_UNAVAILABLE, "the worker could not be reached or gave up"),
-                CallResult.NEUTRAL if foreign else CallResult.FAILURE,
-                Again.ONCE if foreign else Again.YES,
+                CallResult.NEUTRAL if doubtful else CallResult.FAILURE,
+                Again.ONCE if doubtful else Again.YES,
                 pushback,
             )
         case Code.DEADLINE_EXCEEDED:
