@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from router.faults import Fault, Reason
-from router.vision.plan import DType, Modality, ModelSpec, PixelFormat
+from router.vision.plan import Claim, DType, Modality, ModelSpec, PixelFormat
 from router.vision.tensors import MODALITIES
 from router.vision.values import from_bfloat16
 from router.wire import engine
@@ -44,12 +44,14 @@ class WireLimits:
 
 @dataclass(frozen=True)
 class CheckedMedia:
-    """What the check learned: items per modality, the largest item's embeddings, and
-    how the pixels travel (None when a float sample could be either kind)."""
+    """What the check learned: items per modality, the largest item's embeddings, how the
+    pixels travel (None when a float sample could be either kind), and, a batch each,
+    how many rows of the pixel tensor every item has."""
 
     item_counts: tuple[tuple[Modality, int], ...]
     largest_item_tokens: int
     pixel_formats: tuple[PixelFormat | None, ...]
+    item_rows: tuple[tuple[int, ...], ...]
 
 
 def check_prompt_length(tokens: int, context_length: int) -> None:
@@ -83,6 +85,7 @@ def check_mm_inputs(
     counts: dict[Modality, int] = {}
     largest = 0
     formats: list[PixelFormat | None] = []
+    rows: list[tuple[int, ...]] = []
     spans: list[tuple[int, int]] = []
     for position, batch in enumerate(batches):
         modality = _modality(batch, spec)
@@ -93,13 +96,15 @@ def check_mm_inputs(
         _check_item_limit(modality, checker.items, limits)
         outside = None if pixel_bytes is None else pixel_bytes[position]
         formats.append(checker.pixels(outside, limits.pixels))
-        for item, tokens in enumerate(checker.feature_tokens()):
-            _check_encoder_budget(item, tokens, limits)
-            largest = max(largest, tokens)
+        claims = checker.claims()
+        for item, claim in enumerate(claims):
+            _check_encoder_budget(item, claim.feature_tokens, limits)
+            largest = max(largest, claim.feature_tokens)
+        rows.append(tuple(claim.rows for claim in claims))
         spans += checker.spans
     _check_disjoint(spans)
     _check_all_covered(ids, spec, spans)
-    return CheckedMedia(tuple(counts.items()), largest, tuple(formats))
+    return CheckedMedia(tuple(counts.items()), largest, tuple(formats), tuple(rows))
 
 
 def malformed(check: str, message: str, **metadata: object) -> Fault:
@@ -220,24 +225,23 @@ class _BatchCheck:
             raise malformed("normalize", f"the worker takes {needs} pixels and these are {has}")
         return found
 
-    def feature_tokens(self) -> list[int]:
-        """Each item's embeddings, after rows and ranges were checked against them."""
-        tokens: list[int] = []
-        rows = 0
+    def claims(self) -> list[Claim]:
+        """What each item claims to be, after rows and ranges were checked against it."""
+        claims: list[Claim] = []
         for item in range(self.items):
             entries = {name: values[item] for name, values in self._side.items()}
             try:
                 claim = self._spec.claim(self._modality, entries, self._shape)
             except ValueError as error:
                 raise malformed("grid", f"item {item}: {error}", index=item) from error
-            rows += claim.rows
-            tokens.append(claim.feature_tokens)
+            claims.append(claim)
             self._check_range(item, claim.feature_tokens)
+        rows = sum(claim.rows for claim in claims)
         if rows != self._shape[0]:
             raise malformed(
                 "rows", f"pixel_values have {self._shape[0]} rows, the items account for {rows}"
             )
-        return tokens
+        return claims
 
     def _check_range(self, item: int, feature_tokens: int) -> None:
         offset, length = self.spans[item]
