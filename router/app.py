@@ -43,6 +43,7 @@ from router.rpc.admin import AdminService
 from router.rpc.engine import EngineService
 from router.rpc.fleet_view import FleetView
 from router.rpc.health import HealthFace
+from router.rpc.security import Security
 from router.units import format_duration, format_size
 from router.vision.backend.cpu import CpuBackend
 from router.wire import ADMIN_SERVICE, ENGINE_SERVICE, router_pb2_grpc
@@ -61,7 +62,10 @@ class CannotStart(Exception):
 
 
 class App:
-    """One router. `run` lives until `stop` was called and everything has ended."""
+    """One router. `run` lives until `stop` was called and everything has ended.
+
+    Raises `CannotStart` when a file that the settings name cannot be used.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -70,8 +74,14 @@ class App:
         self._stop_now = asyncio.Event()
         self._warm = False
         self.metrics = Metrics()
+        try:
+            self.security = Security(settings, self.metrics)
+        except ValueError as error:
+            raise CannotStart(str(error)) from error
         self.registry = Registry(
-            self.metrics, channel_settings(settings), breaker_settings(settings)
+            self.metrics,
+            channel_settings(settings, self.security),
+            breaker_settings(settings),
         )
         self.fleet = Fleet(
             self.registry,
@@ -181,7 +191,10 @@ class App:
 
     @asynccontextmanager
     async def _grpc(self) -> AsyncIterator[grpc.aio.Server]:
-        server = grpc.aio.server(options=server_options(self.settings))
+        security = self.security
+        server = grpc.aio.server(
+            interceptors=security.interceptors, options=server_options(self.settings)
+        )
         view = FleetView(self.registry, self.pipeline, accepted_schemes(self.settings))
         server.add_generic_rpc_handlers(
             (EngineService(self.pipeline, view, self.metrics).handlers(),)
@@ -193,11 +206,11 @@ class App:
             self._register_admin(server)
         names = [ENGINE_SERVICE, self.health.SERVICE, reflection.SERVICE_NAME]
         reflection.enable_server_reflection((*names, ADMIN_SERVICE) if public else names, server)
-        self.listen = bind(server, self.settings.listen)
-        admin = grpc.aio.server() if own else None
+        self.listen = bind(server, self.settings.listen, security.listener)
+        admin = grpc.aio.server(interceptors=security.interceptors) if own else None
         if admin is not None:
             self._register_admin(admin)
-            bind(admin, own)
+            bind(admin, own, None if own.startswith("unix:") else security.listener)
             await admin.start()
         elif not public:
             _log.info("admin_off", why="the listener is not a loopback address; set --admin")
@@ -235,12 +248,16 @@ class App:
             sources = discoveries(self.settings, simulated)
         except ValueError as error:
             raise CannotStart(str(error)) from error
-        task = asyncio.create_task(Reconciler(self.fleet, sources).run(), name="discovery")
+        tasks = [
+            asyncio.create_task(Reconciler(self.fleet, sources).run(), name="discovery"),
+            asyncio.create_task(self.security.follow(self.fleet), name="certificates"),
+        ]
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     @asynccontextmanager
     async def _simulated(self) -> AsyncIterator[list[str]]:
@@ -345,8 +362,13 @@ def server_options(settings: Settings) -> list[tuple[str, int]]:
     ]
 
 
-def channel_settings(settings: Settings) -> ChannelSettings:
-    return ChannelSettings(settings.max_message_bytes, settings.keepalive_worker_interval)
+def channel_settings(settings: Settings, security: Security) -> ChannelSettings:
+    return ChannelSettings(
+        settings.max_message_bytes,
+        settings.keepalive_worker_interval,
+        security.worker_credentials,
+        settings.worker_tls_server_name,
+    )
 
 
 def breaker_settings(settings: Settings) -> BreakerSettings:
@@ -410,10 +432,15 @@ def is_loopback(address: str) -> bool:
         return False
 
 
-def bind(server: grpc.aio.Server, address: str) -> str:
+def bind(
+    server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
+) -> str:
     """Binds a listener; returns its address with the real port. Raises `CannotStart`."""
     try:
-        port = server.add_insecure_port(address)
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
     except RuntimeError:
         port = 0
     if not port:

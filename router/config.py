@@ -76,6 +76,28 @@ class Settings(BaseSettings):
         "more often than every 5m",
     )
 
+    # -- Security
+    tls_cert: str = Field("", description="PEM file with the listener's certificate chain")
+    tls_key: str = Field("", description="PEM file with its private key")
+    tls_client_ca: str = Field(
+        "", description="PEM file with the CAs whose certificates clients have to show"
+    )
+    worker_tls: bool = Field(
+        False, description="connect to workers with TLS; implied by the other --worker-tls flags"
+    )
+    worker_tls_ca: str = Field(
+        "", description="PEM file with the CAs of workers; by default the system's"
+    )
+    worker_tls_cert: str = Field("", description="PEM file with our certificate towards workers")
+    worker_tls_key: str = Field("", description="PEM file with its private key")
+    worker_tls_server_name: str = Field(
+        "", description="name in workers' certificates, where it is not the host of the address"
+    )
+    client_tokens: str = Field(
+        "", description="file of bearer tokens, one a line, of which clients have to send one"
+    )
+    admin_tokens: str = Field("", description="file of bearer tokens, one a line, for RouterAdmin")
+
     # -- Fleet
     worker: Names = Field((), description="a worker's address, grpc://HOST:PORT or HOST:PORT")
     prefill: Names = Field((), description="address of a worker that only prefills")
@@ -284,6 +306,17 @@ class Settings(BaseSettings):
     @classmethod
     def _name_and_port(cls, value: str) -> str:
         return worker_address(value) if value else value
+
+    @model_validator(mode="after")
+    def _certificates_have_keys(self) -> Settings:
+        for prefix in ("", "worker_"):
+            certificate, key = f"{prefix}tls_cert", f"{prefix}tls_key"
+            if bool(getattr(self, certificate)) != bool(getattr(self, key)):
+                flags = [f"--{name.replace('_', '-')}" for name in (certificate, key)]
+                raise ValueError(f"{flags[0]} and {flags[1]} go together")
+        if self.tls_client_ca and not self.tls_cert:
+            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
+        return self
 
     @model_validator(mode="after")
     def _discovery_is_complete(self) -> Settings:

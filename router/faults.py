@@ -12,6 +12,7 @@ from enum import Enum
 class Reason(Enum):
     """The reasons a client can be told, as `google.rpc.ErrorInfo.reason`."""
 
+    UNAUTHENTICATED = "UNAUTHENTICATED"
     INVALID_REQUEST = "INVALID_REQUEST"
     PROMPT_TOO_LONG = "PROMPT_TOO_LONG"
     ANCHOR_MISMATCH = "ANCHOR_MISMATCH"

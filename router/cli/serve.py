@@ -47,11 +47,11 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(settings: config.Settings) -> int:
     from router.app import App, CannotStart
 
-    app = App(settings)
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, app.stop)
     try:
+        app = App(settings)
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(signum, app.stop)
         await app.run()
     except CannotStart as error:
         sys.stderr.write(f"mmrouter serve: {error}\n")

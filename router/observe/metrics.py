@@ -87,6 +87,12 @@ class Metrics:
         self.breaker_transitions = Counter(
             "router_breaker_transitions", "Changes of a breaker.", ["worker", "to"], registry=r
         )
+        self.unauthenticated = Counter(
+            "router_unauthenticated",
+            "Calls refused for want of a bearer token.",
+            ["service"],
+            registry=r,
+        )
         self.first_output = Histogram(
             "router_first_output_seconds",
             "From a request's arrival to its first output.",

@@ -37,6 +37,7 @@ class Row:
 _CLIENT = Row(Code.INVALID_ARGUMENT)
 
 TABLE: dict[Reason, Row] = {
+    Reason.UNAUTHENTICATED: Row(Code.UNAUTHENTICATED),
     Reason.INVALID_REQUEST: _CLIENT,
     Reason.PROMPT_TOO_LONG: _CLIENT,
     Reason.ANCHOR_MISMATCH: _CLIENT,
