@@ -16,7 +16,7 @@ from router.vision.resample import Taps, taps, vertical_first
 from router.vision.values import Table
 
 _U8 = np.dtype(np.uint8)
-_STRIP = 64  # rows; a strip of a wide picture stays in the second-level cache
+_STRIP = 96  # rows; a strip of a wide picture stays in the second-level cache
 
 
 class CpuBackend:
