@@ -6,6 +6,7 @@ when first asked for, and again only when a test has killed it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "scripts" / "real"
@@ -112,6 +114,31 @@ class Router(Process):
         )
 
 
+@dataclass
+class Gateway(Process):
+    """`smg launch`: an OpenAI-compatible gateway that speaks the worker wire."""
+
+    http: str
+
+    def get(self, path: str) -> Any:
+        return self._json(urllib.request.Request(f"http://{self.http}{path}"))
+
+    def post(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The answer, parsed; raises HTTPError for a refusal."""
+        headers = {"Content-Type": "application/json"}
+        content = json.dumps(body).encode()
+        return self._json(urllib.request.Request(f"http://{self.http}{path}", content, headers))
+
+    def complaints(self) -> list[str]:
+        """Its warnings and errors."""
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", self.log.read_text()).splitlines()
+        return [line for line in lines if re.match(r"\S+ \S+\s+(WARN|ERROR) ", line)]
+
+    def _json(self, request: urllib.request.Request) -> Any:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)
+
+
 class Stack:
     """What runs. `close` ends all of it."""
 
@@ -146,6 +173,25 @@ class Stack:
         self._routers[flags] = router
         _until_ready(router)
         return router
+
+    def gateway(self, upstream: str, *flags: str) -> Gateway:
+        """A gateway that has registered one gRPC address. The caller stops it."""
+        port, metrics = free_port(), free_port()
+        command = [str(HOME / "gateway" / "bin" / "smg"), "launch"]
+        command += ["--worker-urls", f"grpc://{upstream}", "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--prometheus-host", "127.0.0.1"]
+        command += ["--prometheus-port", str(metrics), *flags]
+        popen, log = self._spawn("gateway", command, os.environ)
+        gateway = Gateway(popen, upstream, log, f"127.0.0.1:{port}")
+        deadline = time.monotonic() + 120.0
+        # It logs to stdout.
+        threading.Thread(target=_copy, args=(popen, log), daemon=True).start()
+        while "Successfully loaded tokenizer" not in log.read_text():
+            if not gateway.alive or time.monotonic() > deadline:
+                gateway.stop()
+                raise DidNotStart(f"{log.name}\n" + log.read_text()[-3000:])
+            time.sleep(0.1)
+        return gateway
 
     def close(self) -> None:
         for process in (*self._routers.values(), *self._workers.values()):
@@ -193,6 +239,14 @@ def _address(popen: subprocess.Popen[str], log: Path, timeout: float) -> str:
         alarm.cancel()
     popen.wait()
     raise DidNotStart(f"{log.name}: exit code {popen.returncode}\n" + log.read_text()[-3000:])
+
+
+def _copy(popen: subprocess.Popen[str], log: Path) -> None:
+    assert popen.stdout is not None
+    with log.open("a") as out:
+        for line in popen.stdout:
+            out.write(line)
+            out.flush()
 
 
 def _until_ready(router: Router) -> None:

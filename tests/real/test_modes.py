@@ -199,10 +199,13 @@ async def test_several_choices_come_back_complete(
         asked.sampling_params.seed = 7
         return asked
 
-    direct = await fresh(refs_worker, refs_worker.address, two(engine.UNSPECIFIED))
+    # One choice may be served from what the other has computed.
+    await flush(refs_worker.address)
+    direct = await ask(refs_worker.address, two(engine.UNSPECIFIED))
     assert set(direct.choices) == {0, 1}
     assert direct.choices[0].ids != direct.choices[1].ids
-    answer = await fresh(refs_worker, router.address, two(mode))
+    await flush(refs_worker.address)
+    answer = await ask(router.address, two(mode))
     assert {i: c.ids for i, c in answer.choices.items()} == {
         i: c.ids for i, c in direct.choices.items()
     }
@@ -221,5 +224,5 @@ async def test_prompt_logprobs_of_a_picture_pass(
         (await fresh(refs_worker, address, asked)).prompt_logprobs
         for address in (refs_worker.address, router.address)
     ]
-    assert len(direct) > 200
+    assert len(direct) > 150
     assert through == direct
