@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,22 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     tls.add_argument("--tls-server-name", metavar="NAME", help="expected name in the certificate")
 
 
+def add_token_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds --token-file, for commands whose calls a server may demand a token for."""
+    parser.add_argument(
+        "--token-file",
+        dest="token",
+        type=_token,
+        metavar="FILE",
+        help="send the bearer token in this file",
+    )
+
+
+def authorization(args: argparse.Namespace) -> tuple[tuple[str, str], ...]:
+    """The metadata that carry the token of --token-file; none without one."""
+    return (("authorization", f"Bearer {args.token}"),) if args.token else ()
+
+
 def connection(args: argparse.Namespace, address: str | None = None) -> Connection:
     """The connection that the flags describe, to `address` instead of --addr if given.
 
@@ -83,3 +100,13 @@ def _target(address: str) -> str:
     if not (host and colon and port.isdecimal() and 0 < int(port) < 65536):
         raise ConnectionFlagsError(f"not an address: {address!r} (write HOST:PORT or unix:PATH)")
     return f"{host}:{port}"
+
+
+def _token(file: str) -> str:
+    try:
+        token = Path(file).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"cannot read {file}") from error
+    if not re.fullmatch(r"[!-~]+", token):
+        raise argparse.ArgumentTypeError(f"{file} does not hold one token")
+    return token

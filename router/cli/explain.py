@@ -11,7 +11,7 @@ from google.protobuf.json_format import MessageToDict
 
 from router.cli import table
 from router.cli.call import call
-from router.cli.connection import add_connection_flags, connection
+from router.cli.connection import authorization, connection
 from router.cli.prompt import add_prompt_arguments, generate_request, served_model
 from router.wire import admin
 from router.wire.router_pb2_grpc import RouterAdminStub
@@ -27,7 +27,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "tensors and why, what a worker must satisfy, and who would be picked. "
         "Nothing is sent to a worker.",
     )
-    add_connection_flags(parser)
     add_prompt_arguments(parser)
     parser.add_argument(
         "--admin-addr",
@@ -43,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
         request = admin.ExplainRequest(request=generate_request(args, model))
         async with connection(args, args.admin_addr or args.addr).open() as admin_channel:
             stub = RouterAdminStub(admin_channel)
-            explained = await stub.Explain(request, timeout=args.timeout)
+            explained = await stub.Explain(
+                request, timeout=args.timeout, metadata=authorization(args)
+            )
         if args.json:
             print(json.dumps(MessageToDict(explained, preserving_proto_field_name=True), indent=2))
         else:

@@ -11,7 +11,7 @@ import grpc
 from tokenizers import Tokenizer
 
 from router.cli.call import call
-from router.cli.connection import add_connection_flags
+from router.cli.connection import authorization
 from router.cli.detokenize import TextStream
 from router.cli.prompt import (
     ServedModel,
@@ -32,7 +32,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Applies the model's chat template to a prompt with pictures, sends it "
         "and prints the answer as it streams.",
     )
-    add_connection_flags(parser)
     add_prompt_arguments(parser)
     parser.add_argument("--no-stream", action="store_true", help="ask for the answer in one piece")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
@@ -45,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         request.stream = not args.no_stream
         # Several choices interleave, so they are printed one after the other at the end.
         live = not args.json and args.n == 1
-        answer = await _receive(channel, request, model, args.timeout, live=live)
+        answer = await _receive(channel, request, model, args, live=live)
         if args.json:
             print(json.dumps(answer.as_json(request, model), ensure_ascii=False))
         elif not live:
@@ -123,13 +122,15 @@ async def _receive(
     channel: grpc.aio.Channel,
     request: engine.GenerateRequest,
     model: ServedModel,
-    timeout: float,
+    args: argparse.Namespace,
     *,
     live: bool,
 ) -> Answer:
     """Reads the whole answer; with `live`, prints text as soon as it is whole characters."""
     answer = Answer(model.tokenizer)
-    responses = VllmEngineStub(channel).Generate(request, timeout=timeout)
+    responses = VllmEngineStub(channel).Generate(
+        request, timeout=args.timeout, metadata=authorization(args)
+    )
     try:
         async for response in responses:
             text = answer.take(response)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from router.cli.call import CommandError
 from router.cli.chat import ChatTemplate, ChatTemplateError
+from router.cli.connection import add_connection_flags, add_token_flag, authorization
 from router.cli.media import AttachAction, media_ref
 from router.fleet.bundle import BundleError, TokenizerBundle, read_bundle
 from router.units import parse_duration
@@ -35,7 +36,9 @@ class ServedModel:
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
-    """The prompt, its media, and the options for sampling and routing."""
+    """Where to, the prompt, its media, and the options for sampling and routing."""
+    add_connection_flags(parser)
+    add_token_flag(parser)
     parser.add_argument("prompt", metavar="PROMPT", help="what the user says")
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     parser.add_argument("--timeout", type=parse_duration, default=60.0, metavar="TIME")
@@ -80,12 +83,15 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
 async def served_model(channel: grpc.aio.Channel, args: argparse.Namespace) -> ServedModel:
     """Asks the server for its model's name and files. Raises CommandError and AioRpcError."""
     stub = VllmEngineStub(channel)
-    # These two requests have no field for the model's name.
-    asked = (("x-model", args.model),) if args.model else ()
+    metadata = authorization(args)
+    if args.model:  # the two requests have no field for it
+        metadata += (("x-model", args.model),)
     info = await stub.GetModelInfo(
-        engine.GetModelInfoRequest(), timeout=args.timeout, metadata=asked
+        engine.GetModelInfoRequest(), timeout=args.timeout, metadata=metadata
     )
-    chunks = stub.GetTokenizer(common.GetTokenizerRequest(), timeout=args.timeout, metadata=asked)
+    chunks = stub.GetTokenizer(
+        common.GetTokenizerRequest(), timeout=args.timeout, metadata=metadata
+    )
     try:
         bundle = await read_bundle(chunks)
         chat = ChatTemplate.from_files(bundle.files)

@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict
 
 from router.cli import table
 from router.cli.call import call
-from router.cli.connection import add_connection_flags
+from router.cli.connection import add_connection_flags, add_token_flag, authorization
 from router.units import parse_duration
 from router.wire import admin
 from router.wire.router_pb2_grpc import RouterAdminStub
@@ -41,6 +41,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     shared = argparse.ArgumentParser(add_help=False)
     add_connection_flags(shared)
+    add_token_flag(shared)
     shared.add_argument("--timeout", type=parse_duration, default=10.0, metavar="TIME")
     shared.add_argument("--json", action="store_true", help="print JSON")
 
@@ -75,21 +76,21 @@ def run(args: argparse.Namespace) -> int:
 
 async def _workers(stub: RouterAdminStub, args: argparse.Namespace) -> list[admin.Worker]:
     """The workers that the action shows: all of them, or the one it changed."""
+    common = {"timeout": args.timeout, "metadata": authorization(args)}
     match args.action:
         case "list":
-            answer = await stub.ListWorkers(admin.ListWorkersRequest(), timeout=args.timeout)
-            return list(answer.workers)
+            return list((await stub.ListWorkers(admin.ListWorkersRequest(), **common)).workers)
         case "add":
             added = admin.AddWorkerRequest(
                 address=args.worker, role=_ROLES[args.role], labels=dict(args.label)
             )
-            return [(await stub.AddWorker(added, timeout=args.timeout)).worker]
+            return [(await stub.AddWorker(added, **common)).worker]
         case "drain":
             drained = admin.DrainWorkerRequest(address=args.worker)
-            return [(await stub.DrainWorker(drained, timeout=args.timeout)).worker]
+            return [(await stub.DrainWorker(drained, **common)).worker]
         case _:
             removed = admin.RemoveWorkerRequest(address=args.worker)
-            return [(await stub.RemoveWorker(removed, timeout=args.timeout)).worker]
+            return [(await stub.RemoveWorker(removed, **common)).worker]
 
 
 def row(worker: admin.Worker) -> tuple[str, ...]:

@@ -60,17 +60,19 @@ class Engine(VllmEngineServicer):
     requests: list[engine.GenerateRequest] = field(default_factory=list)
     # The models that the calls for information asked about.
     asked: list[str | bytes] = field(default_factory=list)
+    # What the calls carried as their authorization.
+    authorization: list[str | bytes] = field(default_factory=list)
 
     def GetModelInfo(
         self, request: engine.GetModelInfoRequest, context: grpc.ServicerContext
     ) -> engine.GetModelInfoResponse:
-        self.asked.append(dict(context.invocation_metadata()).get("x-model", ""))
+        self._note(context)
         return engine.GetModelInfoResponse(served_model_name="served", model_path="path")
 
     def GetTokenizer(
         self, request: common.GetTokenizerRequest, context: grpc.ServicerContext
     ) -> Iterator[common.GetTokenizerChunk]:
-        self.asked.append(dict(context.invocation_metadata()).get("x-model", ""))
+        self._note(context)
         for chunk in chunks(self.bundle, 1000):
             if self.sha256 is not None and chunk.sha256:
                 chunk.sha256 = self.sha256
@@ -80,10 +82,15 @@ class Engine(VllmEngineServicer):
         self, request: engine.GenerateRequest, context: grpc.ServicerContext
     ) -> Iterator[engine.GenerateResponse]:
         self.requests.append(request)
+        self.authorization.append(_header(context, "authorization"))
         yield from self.responses
         context.set_trailing_metadata(tuple(self.trailers))
         if self.failure is not None:
             self.failure.abort(context)
+
+    def _note(self, context: grpc.ServicerContext) -> None:
+        self.asked.append(_header(context, "x-model"))
+        self.authorization.append(_header(context, "authorization"))
 
 
 @dataclass
@@ -92,12 +99,18 @@ class Admin(RouterAdminServicer):
 
     answer: Any
     requests: list[Any] = field(default_factory=list)
+    authorization: list[str | bytes] = field(default_factory=list)
 
     def _answer(self, request: Any, context: grpc.ServicerContext) -> Any:
         self.requests.append(request)
+        self.authorization.append(_header(context, "authorization"))
         return self.answer
 
     ListWorkers = AddWorker = DrainWorker = RemoveWorker = Explain = _answer
+
+
+def _header(context: grpc.ServicerContext, key: str) -> str | bytes:
+    return dict(context.invocation_metadata()).get(key, "")
 
 
 @contextmanager
