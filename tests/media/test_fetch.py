@@ -429,9 +429,17 @@ async def test_an_unasked_304_is_not_a_picture(server: Server, client: Client) -
     assert (await client.refused(server.url("/x"))).reason is Reason.MEDIA_NOT_FOUND
 
 
-async def test_a_host_without_tls_is_a_failed_fetch(server: Server, client: Client) -> None:
-    fault = await client.refused(server.url("/x").replace("http:", "https:"))
+async def test_a_host_without_tls_is_a_failed_fetch(client: Client) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 this is not TLS\r\n")
+        await writer.drain()
+        writer.close()
+
+    listener = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    fault = await client.refused(f"https://127.0.0.1:{port}/x")
     assert fault.reason is Reason.MEDIA_FETCH_FAILED
+    listener.close()
 
 
 async def test_proxies_of_the_environment_are_used_only_where_asked_for(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 
@@ -111,14 +113,24 @@ async def test_damaged_data_does_not_cost_a_process(intake: MediaIntake) -> None
     assert intake.decoder.sandbox_restarts == 0
 
 
-async def test_closing_does_not_wait_for_a_decoder_that_runs_away() -> None:
+async def test_closing_does_not_wait_for_a_decoder_that_runs_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = threading.Event()
+    call = DecoderProcess.call
+
+    def noted(process: DecoderProcess, *job: Any, **how: Any) -> Any:
+        begun.set()
+        return call(process, *job, **how)
+
+    monkeypatch.setattr(DecoderProcess, "call", noted)
     intake = MediaIntake(MediaLimits(worker_threads=1, decode_timeout=3600.0))
     await intake.warm_up()
     async with intake.ticket() as ticket:
         blob = await ticket.load(MediaSource("image", data=endless_scans()), 0)
         running = asyncio.create_task(ticket.decode(blob))
         queued = asyncio.create_task(ticket.decode(blob))
-        await asyncio.sleep(0)
+        await asyncio.to_thread(begun.wait, 30)
         await intake.close()
         first, second = await asyncio.gather(running, queued, return_exceptions=True)
     assert isinstance(first, Fault)
