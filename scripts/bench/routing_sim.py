@@ -1,6 +1,6 @@
 """Compares ways to route over a simulated fleet with prefix caches.
 
-    python scripts/bench/routing_sim.py [--workers 8 64] [--seeds 3] [--minutes 10]
+    python scripts/bench/routing_sim.py [--workers 8 64] [--seeds 1] [--minutes 5]
         [--mooncake FILE ...] [--plots docs/images] [--only TRACE ...]
 
 The policies, the index, the expectations and the measuring of rates are the
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
+import math
 import random
 import statistics
 import time
@@ -89,7 +90,8 @@ class SimWorker:
     resident: Resident
     block_size: int
     generation: int = 1
-    served: list[float] = field(default_factory=list)
+    # Seconds between which it gives no output.
+    stall: tuple[float, float] = (math.inf, math.inf)
     times: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -141,6 +143,9 @@ class SimWorker:
         rate = self.engine.prefill_rate * self.speed * share
         spent = self.engine.prefill_overhead / self.speed + job.uncached / rate
         self.busy += spent
+        now = self.clock.now
+        if now < self.stall[1] and now + spent > self.stall[0]:
+            spent += self.stall[1] - max(now, self.stall[0])
         self.clock.after(spent, lambda: self._first_output(job, cached))
 
     def _first_output(self, job: Job, cached: int) -> None:
@@ -178,10 +183,9 @@ class SimWorker:
 
     def report(self) -> None:
         """What the engine says about itself every second."""
-        pending = sum(job.request.prompt for job in self.queue)
-        if self.prefilling:
-            pending += self.prefilling.uncached
-        self.backlog.reported(min(pending, self._uncached_pending()), 0.0)
+        begin, end = self.stall
+        silence = self.clock.now - begin if begin < self.clock.now < end else 0.0
+        self.backlog.reported(self._uncached_pending(), silence)
 
     def _uncached_pending(self) -> int:
         total = self.prefilling.uncached if self.prefilling else 0
@@ -201,6 +205,9 @@ class SimWorker:
 
     def _deliver(self) -> None:
         self._telling = False
+        if not self.resident.reporting:
+            self._news, self._gone = [], []
+            return
         holder = self.resident.holders[0]
         for blocks, parent in self._news:
             self.resident.index.store_keys(holder, blocks.view(np.int64), blocks, parent)
@@ -252,7 +259,14 @@ POLICIES: dict[str, Maker] = {
 
 
 def simulate(
-    trace: Trace, make: Maker, workers: int, seed: int, engine: Engine, *, reporting: bool = True
+    trace: Trace,
+    make: Maker,
+    workers: int,
+    seed: int,
+    engine: Engine,
+    *,
+    reporting: bool = True,
+    stall: float = 0.0,
 ) -> Result:
     """One run; the first tenth of the requests warms the caches and is not counted."""
     started = time.thread_time()
@@ -265,6 +279,8 @@ def simulate(
         resident.reporting = reporting
         speed = 0.5 if i == workers // 2 else 1.0
         fleet.append(SimWorker(f"w{i}", engine, speed, clock, resident, trace.block_size))
+    middle = trace.requests[-1].at / 2
+    fleet[0].stall = (middle, middle + stall)
     policy = make(trace, rng)
     requests = iter(trace.requests)
 
@@ -315,32 +331,45 @@ def traces(workers: int, seed: int, minutes: float, files: list[Path]) -> list[T
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 64])
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=10.0, help="simulated time with 8 workers")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=5.0, help="simulated time")
+    parser.add_argument("--rate", type=float, default=7000, help="prefill tokens/s of a worker")
+    parser.add_argument(
+        "--stall", type=float, default=0, help="seconds that one worker hangs in the middle"
+    )
     parser.add_argument("--mooncake", type=Path, nargs="*", default=[], help="JSONL traces")
     parser.add_argument("--only", nargs="*", help="names of traces")
     parser.add_argument("--approximate", action="store_true", help="workers send no events")
     parser.add_argument("--plots", type=Path, help="folder for PNG files")
     given = parser.parse_args()
     for workers in given.workers:
-        # As many requests with many workers as with few, up to a floor.
-        minutes = max(3.0, given.minutes * 8 / workers * 2) if workers > 8 else given.minutes
-        runs: dict[tuple[str, str], list[Result]] = {}
+        runs: Runs = {}
         for seed in range(1, given.seeds + 1):
-            for trace in traces(workers, seed, minutes, given.mooncake):
+            for trace in traces(workers, seed, given.minutes, given.mooncake):
                 if given.only and trace.name not in given.only:
                     continue
                 for name, make in POLICIES.items():
                     result = simulate(
-                        trace, make, workers, seed, Engine(), reporting=not given.approximate
+                        trace,
+                        make,
+                        workers,
+                        seed,
+                        Engine(prefill_rate=given.rate),
+                        reporting=not given.approximate,
+                        stall=given.stall,
                     )
                     runs.setdefault((trace.name, name), []).append(result)
-        show(workers, minutes, runs)
+        show(workers, given.minutes, given.seeds, runs)
+        if given.plots:
+            plot(workers, runs, given.plots / f"routing-{workers}.png")
 
 
-def show(workers: int, minutes: float, runs: dict[tuple[str, str], list[Result]]) -> None:
+Runs = dict[tuple[str, str], list[Result]]
+
+
+def show(workers: int, minutes: float, seeds: int, runs: Runs) -> None:
     """A Markdown table of means over the seeds."""
-    print(f"\n{workers} workers, one at half speed, {minutes:.0f} simulated minutes\n")
+    print(f"\n{workers} workers, one at half speed, {minutes:g} minutes, {seeds} seeds\n")
     print("| trace | policy | mean TTFT s | p99 TTFT s | hit rate | imbalance | requests/s |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for (trace, policy), results in runs.items():
@@ -348,8 +377,40 @@ def show(workers: int, minutes: float, runs: dict[tuple[str, str], list[Result]]
         print(
             f"| {trace} | {policy} | {mean(r.mean for r in results):.2f} "
             f"| {mean(r.p99 for r in results):.2f} | {mean(r.hits for r in results):.1%} "
-            f"| {mean(r.imbalance for r in results):.2f} | {mean(r.rate for r in results):.0f} |"
+            f"| {mean(r.imbalance for r in results):.2f} | {mean(r.rate for r in results):.0f} |",
+            flush=True,
         )
+
+
+def plot(workers: int, runs: Runs, file: Path) -> None:
+    """Bars of mean and p99 TTFT and hit rate; whiskers from the lowest seed to the highest."""
+    # Only here: it comes with the `bench` extra.
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(trace for trace, _ in runs))
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    panels = figure.subplots(1, 3)
+    titles = ("mean TTFT, s", "p99 TTFT, s", "blocks found cached")
+    for panel, title, value in zip(
+        panels, titles, (lambda r: r.mean, lambda r: r.p99, lambda r: r.hits), strict=True
+    ):
+        for i, policy in enumerate(POLICIES):
+            seen = [[value(r) for r in runs[name, policy]] for name in names]
+            heights = [statistics.mean(values) for values in seen]
+            spread = [
+                [h - min(values) for h, values in zip(heights, seen, strict=True)],
+                [max(values) - h for h, values in zip(heights, seen, strict=True)],
+            ]
+            places = [x + (i - 2.5) * 0.14 for x in range(len(names))]
+            panel.bar(places, heights, 0.13, yerr=spread, label=policy, error_kw={"lw": 0.8})
+        panel.set_xticks(range(len(names)), names)
+        panel.set_title(title)
+        if "TTFT" in title:
+            panel.set_yscale("log")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    figure.suptitle(f"{workers} workers, one at half speed")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=120)
 
 
 if __name__ == "__main__":
