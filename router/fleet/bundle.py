@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import lzma
+import struct
 import zipfile
 import zlib
 from collections.abc import AsyncIterable, Mapping
@@ -22,6 +24,19 @@ from router.wire import common
 MAX_PACKED_BYTES = 200 << 20
 MAX_UNPACKED_BYTES = 500 << 20
 MAX_MEMBERS = 50
+
+# What zipfile and the decompressors under it raise for bytes that make no sense.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    IndexError,
+    NotImplementedError,
+    OSError,
+    ValueError,
+)
 
 
 class BundleError(ValueError):
@@ -47,7 +62,9 @@ class TokenizerBundle:
         try:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 files = _unpack(archive)
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError) as error:
+        except BundleError:
+            raise
+        except _DAMAGED as error:
             raise BundleError("the archive is damaged") from error
         except RuntimeError as error:  # an encrypted member
             raise BundleError("the archive has a member that cannot be read") from error
