@@ -11,14 +11,13 @@ from router.config import Settings, load
 from router.faults import Reason
 from router.request.resolve import Why
 from router.rpc.errors import TABLE
-from router.vision import registry
 from router.wire import engine
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 from tests.cli.servers import Engine, Failure, complete, serving
 from workers.sim.tokenizer import IMAGE_PAD
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/wire.md", "docs/errors.md")
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("docs/*.md"))]
 ERROR_ROW = re.compile(r"^\| `([A-Z_]+)` \| ([A-Z_]+)(, retry)? \|", re.M)
 
 
@@ -62,12 +61,8 @@ def test_the_defaults_in_the_readme_are_those_of_the_code() -> None:
         assert getattr(load({field: told}), field) == Settings.model_fields[field].default, flag
 
 
-def test_the_model_types_and_commands_in_the_readme_exist() -> None:
+def test_the_commands_in_the_readme_are_all_there_are() -> None:
     text = (ROOT / "README.md").read_text()
-    (sentence,) = re.findall(r"for the model types ([^.]+)\.", text)
-    model_types = set(re.findall(r"`(\w+)`", sentence))
-    assert model_types
-    assert model_types <= registry._BY_MODEL_TYPE.keys()
     assert set(re.findall(r"^\| `mmrouter (\w+)` \|", text, re.M)) == COMMANDS.keys()
 
 
@@ -86,7 +81,8 @@ def test_every_serve_flag_named_in_the_documentation_exists(page: str) -> None:
     text = (ROOT / page).read_text()
     served = re.findall(r"mmrouter serve[^`\n]*(?:\\\n[^`\n]*)*", text)
     named = {flag for line in served for flag in re.findall(r"--[a-z][a-z-]+", line)}
-    named |= set(re.findall(r"^\| `(--[a-z][a-z-]+)", text, re.M))
+    if page == "README.md":  # its table is of serve's flags
+        named |= set(re.findall(r"^\| `(--[a-z][a-z-]+)", text, re.M))
     assert named <= flags
 
 
