@@ -15,7 +15,8 @@ from typing import Any, TypeVar, cast
 
 from router.faults import Fault
 from router.media.budget import Amount, Budget, Reservation
-from router.media.fetch import Fetcher, Response, Validators
+from router.media.download import Validators
+from router.media.fetch import Fetcher, Response
 from router.media.flight import SingleFlight
 from router.media.signed import without_signature
 from router.media.store import Counters, Store
@@ -28,7 +29,7 @@ _SHORTEST_DIGEST = 18
 
 
 @dataclass(frozen=True, slots=True)
-class Download:
+class Held:
     """Downloaded bytes and the reservation that accounts for them."""
 
     data: bytes
@@ -58,12 +59,12 @@ class UrlCache:
         self._fetcher = fetcher
         self._budget = budget
         self._clock = clock
-        self._flights: SingleFlight[Download] = SingleFlight(
+        self._flights: SingleFlight[Held] = SingleFlight(
             lambda download: download.reservation.release()
         )
         self.counters = Counters()
 
-    async def get(self, url: MediaUrl, *, index: int, max_bytes: int, timeout: float) -> Download:
+    async def get(self, url: MediaUrl, *, index: int, max_bytes: int, timeout: float) -> Held:
         """The bytes behind a URL; the caller releases the reservation.
 
         Raises Fault as `Fetcher.fetch`, naming this caller's item even when
@@ -85,7 +86,7 @@ class UrlCache:
                 (url.dialled, max_bytes),
                 lambda: self._download(url, kept, index, max_bytes, timeout),
             ) as download:
-                return Download(download.data, download.reservation.hold())
+                return Held(download.data, download.reservation.hold())
         except Fault as fault:
             raise _for_item(fault, index) from None
 
@@ -95,7 +96,7 @@ class UrlCache:
 
     async def _download(
         self, url: MediaUrl, kept: _Kept | None, index: int, max_bytes: int, timeout: float
-    ) -> Download:
+    ) -> Held:
         reservation = self._budget.open()
         try:
             response = await self._fetcher.fetch(
@@ -117,16 +118,16 @@ class UrlCache:
         except BaseException:
             reservation.release()
             raise
-        return Download(data, reservation)
+        return Held(data, reservation)
 
-    async def _reserved(self, data: bytes, index: int) -> Download:
+    async def _reserved(self, data: bytes, index: int) -> Held:
         reservation = self._budget.open()
         try:
             await reservation.grow(Amount(nbytes=len(data)), index=index)
         except BaseException:
             reservation.release()
             raise
-        return Download(data, reservation)
+        return Held(data, reservation)
 
     def _kept(self, url: MediaUrl) -> _Kept | None:
         return cast("_Kept | None", self._store.get(_key(url)))

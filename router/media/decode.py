@@ -145,7 +145,7 @@ def _with_opencv(data: bytes, header: ImageHeader) -> Pixels | None:
     pixels = decoded.astype(np.uint8, copy=False)
     if pixels.shape[2] == 4:
         rgba = Image.fromarray(cv2.cvtColor(pixels, cv2.COLOR_BGRA2RGBA), "RGBA")
-        pixels = np.asarray(_on_white(rgba))
+        pixels = np.array(_on_white(rgba))
     elif header.has_alpha:
         pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
     return np.ascontiguousarray(_upright(pixels, header.orientation))

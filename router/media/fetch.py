@@ -8,9 +8,7 @@ said, and its memory is reserved before it is read.
 from __future__ import annotations
 
 import asyncio
-import io
 import random
-import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -20,7 +18,17 @@ import aiohttp
 from yarl import URL
 
 from router.faults import Fault, Reason
-from router.media.budget import Amount, Reservation
+from router.media.budget import Reservation
+from router.media.download import (
+    READ_SIZE,
+    Download,
+    Retry,
+    Validators,
+    failed,
+    read_body,
+    timed_out,
+    too_large,
+)
 from router.media.limits import FetchLimits
 from router.media.resolve import (
     HostForbidden,
@@ -32,17 +40,6 @@ from router.media.resolve import (
 from router.media.url import MediaUrl, join
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_FIRST_STEP = 256 * 1024
-_READ = 64 * 1024
-_ENCODINGS = {"gzip": 31, "x-gzip": 31, "deflate": 15}
-
-
-@dataclass(frozen=True, slots=True)
-class Validators:
-    """What a conditional request carries, from an earlier answer."""
-
-    etag: str | None = None
-    last_modified: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +51,6 @@ class Response:
     cache_control: str = ""
     age: int = 0
     redirected: bool = False
-
-
-class _Retry(Exception):
-    """This attempt failed in a way that another may not."""
 
 
 class Fetcher:
@@ -112,9 +105,9 @@ class Fetcher:
         except HostForbidden:
             raise forbidden(url, index) from None
         except HostUnknown:
-            raise _failed(url, index, "its name cannot be resolved") from None
+            raise failed(url, index, "its name cannot be resolved") from None
         except TimeoutError:
-            raise _timeout(url, index, self._limits.connect_timeout) from None
+            raise timed_out(url, index, self._limits.connect_timeout) from None
 
     async def fetch(
         self,
@@ -135,23 +128,23 @@ class Fetcher:
         try:
             async with asyncio.timeout(timeout):
                 return await self._with_retries(
-                    _Download(url, index, max_bytes, reservation, validators)
+                    Download(url, index, max_bytes, reservation, validators)
                 )
         except TimeoutError:
-            raise _timeout(url, index, timeout) from None
+            raise timed_out(url, index, timeout) from None
 
-    async def _with_retries(self, download: _Download) -> Response:
+    async def _with_retries(self, download: Download) -> Response:
         for attempt in range(self._limits.retries + 1):
             try:
                 return await self._follow(download)
-            except _Retry as failure:
+            except Retry as failure:
                 if attempt == self._limits.retries:
-                    raise _failed(download.url, download.index, str(failure)) from None
+                    raise failed(download.url, download.index, str(failure)) from None
             pause = self._limits.retry_backoff * 2**attempt
             await asyncio.sleep(pause * (0.5 + self._rng()))
         raise AssertionError("the last attempt returns or raises")
 
-    async def _follow(self, download: _Download) -> Response:
+    async def _follow(self, download: Download) -> Response:
         url, index = download.url, download.index
         for hop in range(self._limits.max_redirects + 1):
             self.judge(url, index)
@@ -161,11 +154,11 @@ class Fetcher:
                     received = await self._receive(response, url, download)
                     return replace(received, redirected=hop > 0)
             url = join(url, location, index=index)
-        raise _failed(url, index, f"it redirects more than {self._limits.max_redirects} times")
+        raise failed(url, index, f"it redirects more than {self._limits.max_redirects} times")
 
     @asynccontextmanager
     async def _exchange(
-        self, url: MediaUrl, download: _Download
+        self, url: MediaUrl, download: Download
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One request and its answer, with the client library's errors made ours."""
         proxy = self._proxy(url)
@@ -182,26 +175,26 @@ class Fetcher:
         except HostForbidden:
             raise forbidden(url, download.index) from None
         except HostUnknown:
-            raise _failed(url, download.index, "its name cannot be resolved") from None
+            raise failed(url, download.index, "its name cannot be resolved") from None
         except aiohttp.ServerTimeoutError:
-            raise _timeout(url, download.index, self._limits.connect_timeout) from None
+            raise timed_out(url, download.index, self._limits.connect_timeout) from None
         except aiohttp.ClientSSLError:
-            raise _failed(url, download.index, "it offers no trustworthy TLS") from None
+            raise failed(url, download.index, "it offers no trustworthy TLS") from None
         except aiohttp.ClientConnectorError:
-            raise _failed(url, download.index, "it refuses connections") from None
+            raise failed(url, download.index, "it refuses connections") from None
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
-            raise _Retry("the connection broke") from None
+            raise Retry("the connection broke") from None
         except aiohttp.ClientError:
-            raise _failed(url, download.index, "its answer is not valid HTTP") from None
+            raise failed(url, download.index, "its answer is not valid HTTP") from None
 
     async def _receive(
-        self, response: aiohttp.ClientResponse, url: MediaUrl, download: _Download
+        self, response: aiohttp.ClientResponse, url: MediaUrl, download: Download
     ) -> Response:
         status = response.status
         if status == 304 and download.validators is not None:
             return _response(None, response)
         if status >= 500:
-            raise _Retry(f"it answered {status}")
+            raise Retry(f"it answered {status}")
         if not 200 <= status < 300 or status in (204, 205, 206):
             raise Fault.of_item(
                 Reason.MEDIA_NOT_FOUND,
@@ -212,8 +205,8 @@ class Fetcher:
             )
         declared = response.content_length
         if declared is not None and declared > download.max_bytes:
-            raise _too_large(download)
-        return _response(await _body(response, download), response)
+            raise too_large(download)
+        return _response(await read_body(response, download), response)
 
     def _session(self, proxy: str | None) -> aiohttp.ClientSession:
         if proxy is not None:
@@ -239,80 +232,13 @@ class Fetcher:
             headers={"User-Agent": limits.user_agent, "Accept": "image/*,video/*,*/*;q=0.5"},
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
-            read_bufsize=_READ,
+            read_bufsize=READ_SIZE,
         )
 
     def _proxy(self, url: MediaUrl) -> str | None:
         if not self._limits.use_env_proxies or proxy_bypass(url.host):
             return None
         return getproxies().get(url.scheme)
-
-
-@dataclass(frozen=True, slots=True)
-class _Download:
-    url: MediaUrl
-    index: int
-    max_bytes: int
-    reservation: Reservation
-    validators: Validators | None
-
-    def conditions(self) -> dict[str, str]:
-        """The headers that make the request conditional."""
-        if self.validators is None:
-            return {}
-        if self.validators.etag:
-            return {"If-None-Match": self.validators.etag}
-        if self.validators.last_modified:
-            return {"If-Modified-Since": self.validators.last_modified}
-        return {}
-
-
-async def _body(response: aiohttp.ClientResponse, download: _Download) -> bytes:
-    reservation, reserved = download.reservation, download.reservation.amount.nbytes
-    buffer = io.BytesIO()
-    async for chunk in _decompressed(response, download):
-        size = buffer.tell() + len(chunk)
-        if size > download.max_bytes:
-            raise _too_large(download)
-        if size > reserved:
-            step = min(max(_FIRST_STEP, reserved, size - reserved), download.max_bytes - reserved)
-            await reservation.grow(Amount(nbytes=step), index=download.index)
-            reserved += step
-        buffer.write(chunk)
-    # getvalue() hands out the buffer itself, without a copy.
-    data = buffer.getvalue()
-    reservation.shrink_to(Amount(nbytes=len(data)))
-    return data
-
-
-async def _decompressed(
-    response: aiohttp.ClientResponse, download: _Download
-) -> AsyncIterator[bytes]:
-    """The body's chunks, unpacked where the host packed them unasked.
-
-    A packed body is unpacked in small steps, each bounded, so that a bomb is
-    noticed at the limit and not in memory.
-    """
-    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
-    if encoding in ("", "identity"):
-        async for chunk in response.content.iter_chunked(_READ):
-            yield chunk
-        return
-    if encoding not in _ENCODINGS:
-        raise _failed(download.url, download.index, "its answer has an unknown content encoding")
-    unpacker = zlib.decompressobj(wbits=_ENCODINGS[encoding])
-    try:
-        async for packed in response.content.iter_chunked(_READ):
-            while packed:
-                yield unpacker.decompress(packed, _READ)
-                packed = unpacker.unconsumed_tail
-                # A bomb unpacks a thousand times its size: let others run in between.
-                await asyncio.sleep(0)
-        yield unpacker.flush()
-    except zlib.error:
-        raise _failed(download.url, download.index, "its answer is damaged") from None
-    if not unpacker.eof:
-        raise _Retry("the answer ended early")
 
 
 def _response(data: bytes | None, response: aiohttp.ClientResponse) -> Response:
@@ -323,32 +249,4 @@ def _response(data: bytes | None, response: aiohttp.ClientResponse) -> Response:
         Validators(headers.get("ETag"), headers.get("Last-Modified")),
         cache_control=headers.get("Cache-Control", ""),
         age=int(age) if age.isascii() and age.isdigit() else 0,
-    )
-
-
-def _failed(url: MediaUrl, index: int, why: str) -> Fault:
-    return Fault.of_item(
-        Reason.MEDIA_FETCH_FAILED,
-        index,
-        f"the host {url.host} could not be fetched from: {why}",
-        host=url.host,
-    )
-
-
-def _timeout(url: MediaUrl, index: int, seconds: float) -> Fault:
-    return Fault.of_item(
-        Reason.MEDIA_FETCH_TIMEOUT,
-        index,
-        f"the host {url.host} did not deliver within {seconds:g} s",
-        host=url.host,
-        limit=f"{seconds:g}",
-    )
-
-
-def _too_large(download: _Download) -> Fault:
-    return Fault.of_item(
-        Reason.MEDIA_TOO_LARGE,
-        download.index,
-        f"the download is over the limit of {download.max_bytes} bytes",
-        limit=download.max_bytes,
     )

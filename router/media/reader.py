@@ -5,7 +5,7 @@ from __future__ import annotations
 from router.faults import Fault, Reason
 from router.media import dataurl, localfile
 from router.media.budget import Amount, Budget, Reservation
-from router.media.cache import Download, UrlCache
+from router.media.cache import Held, UrlCache
 from router.media.fetch import Fetcher
 from router.media.limits import MediaLimits
 from router.media.pool import PixelPool
@@ -59,7 +59,7 @@ class Reader:
                 )
             await self._fetcher.judge_addresses(url, index)
 
-    async def read(self, source: MediaSource, index: int) -> Download:
+    async def read(self, source: MediaSource, index: int) -> Held:
         """The whole item; the caller releases the reservation. Raises Fault."""
         url = parse(source.url or "", index=index) if source.data is None else None
         if url is not None and url.is_remote:
@@ -80,7 +80,7 @@ class Reader:
         except BaseException:
             reservation.release()
             raise
-        return Download(data, reservation)
+        return Held(data, reservation)
 
     async def _inline(self, source: MediaSource, index: int, reservation: Reservation) -> bytes:
         data = source.data or b""

@@ -27,6 +27,7 @@ def test_pixels_equal_the_reference(name: str) -> None:
     assert (header.width, header.height) == (golden["width"], golden["height"])
     pixels = decode(data, header, 0)
     assert pixels.flags.c_contiguous
+    assert pixels.flags.writeable
     assert pixels.shape == (golden["height"], golden["width"], 3)
     assert sha256(pixels) == golden["sha256"]
 

@@ -12,7 +12,8 @@ import pytest
 
 from router.faults import Fault, Reason
 from router.media.budget import Amount, Budget
-from router.media.fetch import Fetcher, Response, Validators
+from router.media.download import Validators
+from router.media.fetch import Fetcher, Response
 from router.media.limits import FetchLimits
 from router.media.resolve import PublicResolver
 from router.media.url import parse
