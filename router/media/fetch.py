@@ -32,6 +32,7 @@ from router.media.download import (
 from router.media.limits import FetchLimits
 from router.media.resolve import (
     HostForbidden,
+    HostSilent,
     HostUnknown,
     PublicResolver,
     domain_allowed,
@@ -106,7 +107,7 @@ class Fetcher:
             raise forbidden(url, index) from None
         except HostUnknown:
             raise failed(url, index, "its name cannot be resolved") from None
-        except TimeoutError:
+        except HostSilent:
             raise timed_out(url, index, self._limits.connect_timeout) from None
 
     async def fetch(
@@ -176,7 +177,7 @@ class Fetcher:
             raise forbidden(url, download.index) from None
         except HostUnknown:
             raise failed(url, download.index, "its name cannot be resolved") from None
-        except aiohttp.ServerTimeoutError:
+        except (HostSilent, aiohttp.ServerTimeoutError):
             raise timed_out(url, download.index, self._limits.connect_timeout) from None
         except aiohttp.ClientSSLError:
             raise failed(url, download.index, "it offers no trustworthy TLS") from None

@@ -42,6 +42,13 @@ class HostUnknown(Exception):
     """The name could not be resolved."""
 
 
+class HostSilent(Exception):
+    """The name server does not answer in time.
+
+    Not a TimeoutError, which is an OSError and so a refused connection to aiohttp.
+    """
+
+
 def is_public(address: Address) -> bool:
     """Whether the address lies on the public Internet (IANA special-purpose registries)."""
     if isinstance(address, IPv4Address):
@@ -91,14 +98,16 @@ class PublicResolver(AbstractResolver):
     async def addresses(self, host: str, port: int) -> list[Address]:
         """Every address of the host, all judged.
 
-        Raises HostForbidden, HostUnknown, TimeoutError.
+        Raises HostForbidden, HostUnknown, HostSilent.
         """
         loop = asyncio.get_running_loop()
-        async with asyncio.timeout(self._timeout):
-            try:
-                texts = await loop.run_in_executor(self._threads, self._lookup, host, port)
-            except (OSError, UnicodeError) as error:
-                raise HostUnknown from error
+        look = loop.run_in_executor(self._threads, self._lookup, host, port)
+        try:
+            texts = await asyncio.wait_for(look, self._timeout)
+        except TimeoutError:
+            raise HostSilent from None
+        except (OSError, UnicodeError):
+            raise HostUnknown from None
         found = [ip_address(text) for text in dict.fromkeys(texts)]
         if not found:
             raise HostUnknown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import socket
+import threading
 import zlib
 from collections.abc import AsyncIterator, Sequence
 
@@ -460,3 +461,30 @@ async def test_proxies_of_the_environment_are_used_only_where_asked_for(
         assert fault.reason is Reason.MEDIA_HOST_FORBIDDEN
         await client.fetcher.close()
     assert [request.target for request in server.requests] == ["http://img.example/x"]
+
+
+async def test_a_silent_name_server_is_a_timeout_and_delays_nobody_else(
+    server: Server, internet: Internet
+) -> None:
+    go = threading.Event()
+
+    def lookup(host: str, port: int) -> Sequence[str]:
+        if host == "silent.example":
+            go.wait(30)
+        return internet.lookup(host, port)
+
+    internet.names |= {"silent.example": ["127.0.0.1"], "fast.example": ["127.0.0.1"]}
+    resolver = OpenLoopback(allow_private=False, timeout=0.2, threads=4, lookup=lookup)
+    fetcher = Fetcher(FetchLimits(retries=0), resolver)
+    client = Client(FetchLimits(), internet)
+    client.fetcher = fetcher
+    server.routes["/x"] = fixed(BODY)
+    silent = asyncio.create_task(client.refused(server.url("/x", "silent.example")))
+    await asyncio.sleep(0)
+    assert (await client.get(server.url("/x", "fast.example"))).data == BODY
+    assert (await silent).reason is Reason.MEDIA_FETCH_TIMEOUT
+    with pytest.raises(Fault) as caught:
+        await fetcher.judge_addresses(parse("http://silent.example/", index=0), 0)
+    assert caught.value.reason is Reason.MEDIA_FETCH_TIMEOUT
+    go.set()
+    await fetcher.close()
