@@ -20,7 +20,7 @@ is_ready() { [ "$(cat "$home/ready" 2>/dev/null)" = "$wanted" ]; }
 give_up() { echo "no real worker: $1" >&2; exit 1; }
 
 is_ready && { echo "ready: $home"; exit 0; }
-mkdir -p "$home" || give_up "cannot write to $home"
+mkdir -p "$home" 2>/dev/null || give_up "cannot write to $home"
 # Two test runs at once make it once.
 exec 9>"$home/lock"
 flock 9
