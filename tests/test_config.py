@@ -1,0 +1,216 @@
+"""Settings: where they come from, which wins, and what is told of bad ones."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from router.config import ConfigError, Settings, add_flags, flags_of, load, worker_address
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.upper().startswith(("MMROUTER_", "SMG_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Any:
+    def write(text: str) -> Path:
+        path = tmp_path / "router.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def parsed(*arguments: str) -> dict[str, Any]:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    return flags_of(parser.parse_args(arguments))
+
+
+# -- Precedence
+
+
+def test_flags_beat_the_environment_and_that_beats_the_file(
+    monkeypatch: pytest.MonkeyPatch, file: Any
+) -> None:
+    path = file('policy = "random"\nmax_concurrent = 5\nqueue_size = 6\n')
+    assert load({}, path).policy == "random"
+    monkeypatch.setenv("MMROUTER_POLICY", "least_load")
+    monkeypatch.setenv("MMROUTER_MAX_CONCURRENT", "7")
+    chosen = load({"policy": "power_of_two"}, path)
+    assert (chosen.policy, chosen.max_concurrent, chosen.queue_size) == ("power_of_two", 7, 6)
+
+
+@pytest.mark.parametrize("name", ["MMROUTER_MM_PROCESSING", "SMG_MM_PROCESSING"])
+def test_the_mode_has_two_names_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, file: Any, name: str
+) -> None:
+    path = file('mm_processing = "worker"\n')
+    assert load({}, path).mm_processing == "worker"
+    monkeypatch.setenv(name, "router")
+    assert load({}).mm_processing == "router"
+    assert load({}, path).mm_processing == "router"
+    assert load({"mm_processing": "auto"}, path).mm_processing == "auto"
+
+
+def test_our_own_name_beats_the_alias(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMG_MM_PROCESSING", "worker")
+    monkeypatch.setenv("MMROUTER_MM_PROCESSING", "router")
+    assert load({}).mm_processing == "router"
+
+
+@pytest.mark.parametrize("kind", ["image", "video"])
+@pytest.mark.parametrize("prefix", ["MMROUTER", "SMG"])
+def test_input_limits_are_read_under_both_names(
+    monkeypatch: pytest.MonkeyPatch, kind: str, prefix: str
+) -> None:
+    monkeypatch.setenv(f"{prefix}_{kind.upper()}_MAX_INPUT_BYTES", "64MiB")
+    assert getattr(load({}), f"{kind}_max_input_bytes") == 64 << 20
+
+
+def test_the_environments_names_are_read_whatever_their_case(
+    monkeypatch: pytest.MonkeyPatch, file: Any
+) -> None:
+    monkeypatch.setenv("mmrouter_policy", "random")
+    assert load({}, file('policy = "least_load"\n')).policy == "random"
+
+
+def test_nothing_said_is_the_defaults() -> None:
+    settings = load({})
+    assert settings == Settings()
+    assert settings.worker == ()
+    assert settings.mm_processing == "auto"
+
+
+# -- Values
+
+
+def test_workers_come_as_a_list_or_with_commas(monkeypatch: pytest.MonkeyPatch, file: Any) -> None:
+    both = ("a:1", "b:2")
+    assert load({}, file('worker = ["grpc://a:1", "b:2"]\n')).worker == both
+    assert load({}, file('worker = "a:1, grpc://b:2/"\n')).worker == both
+    assert load(parsed("--worker", "grpc://a:1", "--worker", "b:2")).worker == both
+    assert load(parsed("--worker", "a:1,b:2")).worker == both
+    monkeypatch.setenv("MMROUTER_WORKER", "a:1,b:2")
+    assert load({}).worker == both
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("grpc://h:50051", "h:50051"),
+        ("10.0.0.1:1", "10.0.0.1:1"),
+        ("grpc://[::1]:50051", "[::1]:50051"),
+        (" h:050 ", "h:50"),
+    ],
+)
+def test_an_address_of_a_worker(text: str, address: str) -> None:
+    assert worker_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "h", "h:", ":1", "h:0", "h:65536", "h:x", "http://h:1", "::1:50051", "h/x:1", "h:²"],
+)
+def test_what_is_no_address_of_a_worker(text: str) -> None:
+    with pytest.raises(ValueError):
+        worker_address(text)
+
+
+def test_durations_and_sizes_are_read_as_people_write_them(file: Any) -> None:
+    text = 'drain_timeout = "1m30s"\nmax_message_bytes = "64MiB"\nidle_timeout = 7\n'
+    settings = load({}, file(text))
+    assert settings.drain_timeout == 90
+    assert settings.max_message_bytes == 64 << 20
+    assert settings.idle_timeout == 7
+
+
+def test_switches_have_a_flag_for_either_side() -> None:
+    assert load(parsed("--no-overload-shed", "--allow-mm-override")).overload_shed is False
+    assert load(parsed("--allow-mm-override")).allow_mm_override is True
+
+
+# -- Refusals
+
+
+def test_an_unknown_key_of_a_file_is_an_error(file: Any) -> None:
+    with pytest.raises(ConfigError, match="unknown key: polcy, zzz"):
+        load({}, file('zzz = 1\npolcy = "random"\n'))
+
+
+def test_a_files_table_is_no_setting(file: Any) -> None:
+    with pytest.raises(ConfigError, match="unknown key: router"):
+        load({}, file('[router]\npolicy = "random"\n'))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, file: Any) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: No such file"):
+        load({}, tmp_path / "none.toml")
+    with pytest.raises(ConfigError, match=r"router\.toml"):
+        load({}, file("policy = = 1\n"))
+    path = file("")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError):
+        load({}, path)
+
+
+def test_every_bad_value_has_a_line(monkeypatch: pytest.MonkeyPatch, file: Any) -> None:
+    path = file('policy = "best"\nqueue_size = -1\n')
+    monkeypatch.setenv("SMG_MM_PROCESSING", "somewhere")
+    with pytest.raises(ConfigError) as error:
+        load({"drain_timeout": "soon", "worker": "h:1,nowhere"}, path)
+    lines = dict(line.split(": ", 1) for line in str(error.value).splitlines())
+    assert set(lines) == {"policy", "queue_size", "mm_processing", "drain_timeout", "worker"}
+    assert "nowhere" in lines["worker"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("max_message_bytes", "0"),
+        ("max_message_bytes", "2GiB"),
+        ("max_message_bytes", "-1"),
+        ("keepalive_worker_interval", "10s"),
+        ("retry_max_attempts", "0"),
+        ("breaker_failure_ratio", "0"),
+        ("breaker_failure_ratio", "1.5"),
+        ("breaker_probes", "0"),
+        ("max_concurrent", "0"),
+        ("health_interval", "0s"),
+        ("request_timeout", "nan"),
+        ("sim", "65"),
+        ("vision_backend", "tpu"),
+        ("retry_budget", "nan"),
+    ],
+)
+def test_values_out_of_bounds_are_refused_by_name(field: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{field}: "):
+        load({field: value})
+
+
+def test_settings_do_not_change_once_read() -> None:
+    with pytest.raises(ValidationError):
+        load({}).policy = "random"  # type: ignore[misc]
+
+
+# -- Flags
+
+
+def test_every_setting_has_its_flag_and_only_given_ones_are_read() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    flags = {flag for action in parser._actions for flag in action.option_strings}
+    for field in Settings.model_fields:
+        assert f"--{field.replace('_', '-')}" in flags
+    assert flags_of(parser.parse_args([])) == {}
+    parser.format_help()
