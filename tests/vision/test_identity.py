@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.vision.identity import item_identity
+from tests.vision.pictures import DATA
 
 
 def framed(part: bytes) -> bytes:
@@ -23,6 +24,12 @@ def test_a_plain_picture_has_the_identity_that_vllm_gives_it() -> None:
     assert item_identity("image", data, model) == blake3(expected).hexdigest()
     assert item_identity("image", data, model, [""]) == blake3(expected).hexdigest()
     assert item_identity("image", memoryview(data), model) == blake3(expected).hexdigest()
+
+
+def test_a_file_has_the_identity_that_vllm_0_32_computed() -> None:
+    raw = (DATA / "images" / "photo_161x184_444.jpg").read_bytes()
+    expected = "9cbb168356673a67b871f14a29562fe7976df3eb4eff2c72b9e086b5d837bc9b"
+    assert item_identity("image", raw, "org/m") == expected
 
 
 def test_everything_that_changes_pixels_changes_the_identity() -> None:
