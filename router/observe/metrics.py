@@ -23,6 +23,8 @@ UNKNOWN_MODEL = "unknown"
 _TOTAL_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1200)
 _FIRST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _STAGE_SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+_LAG_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
 
 class Metrics:
@@ -122,6 +124,34 @@ class Metrics:
         )
         self.media_bytes = Counter(
             "router_media_bytes", "Encoded media taken in.", ["source"], registry=r
+        )
+        self.token_time = Histogram(
+            "router_output_token_seconds",
+            "Time per output token after the first, of one stream.",
+            ["model"],
+            buckets=_TOKEN_SECONDS,
+            registry=r,
+        )
+        self.cached_tokens = Counter(
+            "router_cached_tokens",
+            "Prompt tokens that workers had in their prefix caches.",
+            ["model"],
+            registry=r,
+        )
+        self.selections = Counter(
+            "router_selections",
+            "Choices of a worker, by the policy that made them.",
+            ["policy"],
+            registry=r,
+        )
+        self.loop_lag = Histogram(
+            "router_loop_lag_seconds",
+            "How late the event loop woke from a short sleep.",
+            buckets=_LAG_SECONDS,
+            registry=r,
+        )
+        self.relayed_bytes = Counter(
+            "router_relayed_bytes", "Bytes passed from workers to clients.", registry=r
         )
         self.relayed_messages = Counter(
             "router_relayed_messages", "Messages passed from workers to clients.", registry=r

@@ -14,6 +14,7 @@ import grpc
 
 from router.request import failure
 from router.request.failure import Failure
+from router.request.tally import TokenTally
 from router.wire import engine
 
 # The tag of GenerateResponse.chunk: field 1, length-delimited. A message that
@@ -41,6 +42,8 @@ class Progress:
     """How far a relay has come, readable while it runs and after it ended."""
 
     messages: int = 0
+    nbytes: int = 0
+    tally: TokenTally = field(default_factory=TokenTally)
     completes: set[int] = field(default_factory=set)
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -50,9 +53,17 @@ class Progress:
     last_at: float = 0.0
     writing: bool = False
 
+    # Ids that came in Completes alone.
+    unstreamed: int = 0
+
     @property
     def started(self) -> bool:
         return self.messages > 0
+
+    @property
+    def output_tokens(self) -> int:
+        """Ids that went to the client."""
+        return self.tally.tokens + self.unstreamed
 
 
 @dataclass(frozen=True)
@@ -144,7 +155,10 @@ async def stream(
                 progress.first_output_at = progress.last_at
                 on_first()
             progress.messages += 1
-            if message[:1] != _CHUNK:
+            progress.nbytes += len(message)
+            if message[:1] == _CHUNK:
+                progress.tally.add(message)
+            else:
                 _note_complete(message, progress)
             progress.writing = True
             await write(message if through is None else through(message))
@@ -178,6 +192,9 @@ def _note_complete(message: bytes, progress: Progress) -> None:
     progress.prompt_tokens = max(progress.prompt_tokens, complete.prompt_tokens)
     progress.cached_tokens = max(progress.cached_tokens, complete.cached_tokens)
     progress.finish_reasons.append(complete.finish_reason)
+    if not progress.tally.tokens:
+        # Without chunks before it, a Complete holds all ids of its choice.
+        progress.unstreamed += len(complete.output_ids)
 
 
 def being_cancelled() -> bool:

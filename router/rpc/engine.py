@@ -10,6 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import grpc
@@ -69,12 +70,8 @@ class EngineService:
         )
 
     async def generate(self, raw: bytes, context: Context) -> None:
-        """Generate: exactly one outcome, counted when the call ends, however it ends."""
-        began = time.monotonic()
-        record = Record(request_id="")
-        self._metrics.in_flight.inc()
-        outcome, reason = "internal", "internal"
-        try:
+        """Generate: the worker's own messages, one after the other."""
+        async with self._counted(context) as record:
             request = _parse(engine.GenerateRequest, raw)
             del raw
             record.request_id = request.request_id or uuid.uuid4().hex
@@ -85,6 +82,28 @@ class EngineService:
                 write=_writer(context),
                 record=record,
             )
+
+    async def embed(self, raw: bytes, context: Context) -> bytes:
+        """Embed: one worker's answer as it came."""
+        async with self._counted(context) as record:
+            request = _parse(engine.EmbedRequest, raw)
+            record.request_id = request.request_id or uuid.uuid4().hex
+            return await self._pipeline.embed(
+                request,
+                model=_asked_model(context),
+                time_left=context.time_remaining(),
+                record=record,
+            )
+
+    @asynccontextmanager
+    async def _counted(self, context: Context) -> AsyncIterator[Record]:
+        """One request: exactly one outcome, counted when it ends, however it ends."""
+        began = time.monotonic()
+        record = Record(request_id="")
+        self._metrics.in_flight.inc()
+        outcome, reason = "internal", "internal"
+        try:
+            yield record
             outcome, reason = "ok", ""
             context.set_trailing_metadata(_trailers(record))
         except asyncio.CancelledError:
@@ -98,36 +117,7 @@ class EngineService:
             await context.abort(failed.code, failed.message, failed.trailers + _trailers(record))
         finally:
             self._metrics.in_flight.dec()
-            self._finish(record, outcome, reason, began)
-
-    async def embed(self, raw: bytes, context: Context) -> bytes:
-        """Embed: one worker's answer as it came."""
-        began = time.monotonic()
-        record = Record(request_id="")
-        self._metrics.in_flight.inc()
-        outcome, reason = "internal", "internal"
-        try:
-            request = _parse(engine.EmbedRequest, raw)
-            record.request_id = request.request_id or uuid.uuid4().hex
-            answer = await self._pipeline.embed(
-                request,
-                model=_asked_model(context),
-                time_left=context.time_remaining(),
-                record=record,
-            )
-            outcome, reason = "ok", ""
-            context.set_trailing_metadata(_trailers(record))
-            return answer
-        except asyncio.CancelledError:
-            outcome, reason = "client_cancelled", ""
-            raise
-        except Exception as error:
-            failed = wire_error(self._fault(error, record))
-            outcome, reason = failed.outcome, failed.reason
-            await context.abort(failed.code, failed.message, failed.trailers + _trailers(record))
-        finally:
-            self._metrics.in_flight.dec()
-            self._finish(record, outcome, reason, began)
+            self._finish(record, outcome, reason, time.monotonic() - began)
 
     async def get_tokenizer(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
         """GetTokenizer: the archive of the model that is asked for."""
@@ -166,36 +156,54 @@ class EngineService:
         _log.error("internal_error", request=record.request_id if record else "", exc_info=error)
         return Fault(Reason.INTERNAL, "the router failed internally; its log has the request id")
 
-    def _finish(self, record: Record, outcome: str, reason: str, began: float) -> None:
-        seconds = time.monotonic() - began
-        metrics, journey, model = self._metrics, record.journey, record.model
+    def _finish(self, record: Record, outcome: str, reason: str, seconds: float) -> None:
+        progress = record.journey.progress
+        # Both clocks are the monotonic one, so a moment can be told as an age.
+        first = progress.first_output_at
+        to_first = None if first is None else seconds - (time.monotonic() - first)
+        self._observe(record, outcome, reason, seconds, to_first)
+        resolution = record.resolution
+        told = {
+            "mode": resolution.mode.value if resolution else None,
+            "mode_reason": resolution.why.value if resolution else None,
+            "worker": record.journey.worker or None,
+            "reason": reason or None,
+            "first_output_seconds": None if to_first is None else round(to_first, 4),
+            "finish": ",".join(progress.finish_reasons) or None,
+        }
+        _log.info(
+            "request",
+            request=record.request_id[:128],
+            model=record.model,
+            outcome=outcome,
+            attempts=record.journey.attempts,
+            seconds=round(seconds, 4),
+            prompt_tokens=progress.prompt_tokens or record.prompt_tokens,
+            cached_tokens=progress.cached_tokens,
+            output_tokens=progress.output_tokens,
+            **{key: value for key, value in told.items() if value is not None},
+        )
+
+    def _observe(
+        self, record: Record, outcome: str, reason: str, seconds: float, to_first: float | None
+    ) -> None:
+        metrics, model, progress = self._metrics, record.model, record.journey.progress
         metrics.requests.labels(model, outcome, reason).inc()
         metrics.duration.labels(model).observe(seconds)
         if reason == "overloaded":
             metrics.sheds.labels(model).inc()
-        progress = journey.progress
-        if progress.messages:
-            metrics.relayed_messages.inc(progress.messages)
-        if progress.first_output_at is not None:
-            # Both clocks are the monotonic one.
-            metrics.first_output.labels(model).observe(progress.first_output_at - began)
-        if progress.prompt_tokens:
-            metrics.prompt_tokens.labels(model).inc(progress.prompt_tokens)
-        resolution = record.resolution
-        _log.info(
-            "request",
-            request=record.request_id,
-            model=model,
-            mode=resolution.mode.value if resolution else "",
-            mode_reason=resolution.why.value if resolution else "",
-            worker=journey.worker,
-            attempts=journey.attempts,
-            outcome=outcome,
-            reason=reason,
-            prompt_tokens=progress.prompt_tokens or record.prompt_tokens,
-            messages=progress.messages,
-            seconds=round(seconds, 4),
-        )
+        if to_first is None:
+            return
+        metrics.first_output.labels(model).observe(to_first)
+        metrics.relayed_messages.inc(progress.messages)
+        metrics.relayed_bytes.inc(progress.nbytes)
+        metrics.prompt_tokens.labels(model).inc(progress.prompt_tokens)
+        metrics.cached_tokens.labels(model).inc(progress.cached_tokens)
+        tokens = progress.output_tokens
+        metrics.output_tokens.labels(model).inc(tokens)
+        if progress.messages > 1 and tokens > 1 and progress.first_output_at is not None:
+            streamed = progress.last_at - progress.first_output_at
+            metrics.token_time.labels(model).observe(streamed / (tokens - 1))
 
 
 def _parse(kind: type[M], raw: bytes) -> M:
