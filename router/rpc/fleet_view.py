@@ -182,12 +182,17 @@ def _sum_if_all_known(values: Sequence[int | None]) -> int:
 
 
 def _widest_item_limits(workers: Sequence[Worker]) -> str:
-    """What at least one worker takes; the constraint finds that worker."""
-    widest: dict[str, int] = {}
-    for capability in _capabilities(workers):
-        for modality, limit in capability.item_limits.items():
-            widest[modality] = max(limit, widest.get(modality, 0))
-    return ",".join(f"{modality}={limit}" for modality, limit in sorted(widest.items()))
+    """What at least one worker takes; the constraint finds that worker.
+
+    A modality that any worker leaves out has no limit.
+    """
+    limits = [capability.item_limits for capability in _capabilities(workers)]
+    named = sorted(set[str]().union(*limits))
+    return ",".join(
+        f"{modality}={max(each[modality] for each in limits)}"
+        for modality in named
+        if all(modality in each for each in limits)
+    )
 
 
 def _chunks(archive: bytes, sha256: str) -> Iterator[common.GetTokenizerChunk]:
