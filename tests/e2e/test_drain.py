@@ -1,0 +1,241 @@
+"""Workers and routers that go: nothing new, what runs finishes, nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from router.fleet.worker import WorkerState
+from router.wire import ENGINE_SERVICE
+from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
+from tests.e2e.processes import router
+from tests.serving import (
+    Refusal,
+    completes,
+    eventually,
+    refusal_of,
+    serving,
+    streamed,
+    tokenized,
+)
+from workers.sim import SimOptions, SimWorker
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+_TIME_WAIT = "06"
+
+
+def sockets_to(address: str) -> int:
+    """TCP sockets of this host whose peer is `address`, those that merely wait left out."""
+    port = f":{int(address.rpartition(':')[2]):04X}"
+    rows = [
+        line.split()
+        # gRPC connects to IPv4 addresses by IPv6 sockets.
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in Path(table).read_text().splitlines()[1:]
+    ]
+    return sum(row[2].endswith(port) and row[3] != _TIME_WAIT for row in rows)
+
+
+async def drained(call: Any) -> list[Any]:
+    """What is left to read of a stream."""
+    read = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        read.append(response)
+    return read
+
+
+# Lasts a second or so, and ends by itself.
+SLOW = SimOptions(time_per_output_token=0.01)
+
+
+async def test_a_drained_worker_finishes_its_streams_and_leaves_no_socket() -> None:
+    async with serving(SLOW, SimOptions()) as served:
+        first, second = served.worker(0), served.worker(1)
+        streams = [served.stub.Generate(streamed("x"), timeout=30) for _ in range(6)]
+        running = [asyncio.create_task(drained(stream)) for stream in streams]
+        await eventually(lambda: served.workers[0].stats.live == 3)
+        served.app.fleet.drain(first)
+        taken = served.workers[0].stats.calls["Generate"]
+        for _ in range(4):
+            await served.generate(tokenized("y"))
+        assert served.workers[0].stats.calls["Generate"] == taken
+        for task in running:
+            assert len(completes(await task)) == 1
+        await eventually(lambda: first.state is WorkerState.GONE)
+        await eventually(lambda: sockets_to(first.address) == 0)
+        assert sockets_to(second.address) == 1
+        await served.at_rest()
+
+
+async def test_a_stream_that_does_not_end_is_cut_at_the_bound() -> None:
+    async with serving(SimOptions(), SimOptions(), drain_timeout="200ms") as served:
+        calls = []
+        for _ in range(20):
+            call = served.stub.Generate(streamed("[[sim: hang-after-chunks=1]]"), timeout=30)
+            await call.read()
+            calls.append(call)
+        first = served.worker(0)
+        held = first.load.in_flight
+        assert held == 10
+        served.app.fleet.drain(first)
+        await eventually(lambda: first.state is WorkerState.GONE)
+        await eventually(lambda: sum(call.done() for call in calls) == held)
+        ended = [await refusal_of(drained(call)) for call in calls if call.done()]
+        assert {(r.code, r.reason) for r in ended} == {
+            (grpc.StatusCode.UNAVAILABLE, "WORKER_STREAM_BROKEN")
+        }
+        assert first.load.in_flight == 0
+        await eventually(lambda: served.workers[0].stats.live == 0)
+        await eventually(lambda: sockets_to(first.address) == 0)
+        for call in calls:
+            call.cancel()
+        await served.at_rest()
+
+
+async def test_a_fleet_that_follows_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "workers.toml"
+
+    def write(*workers: SimWorker) -> None:
+        entries = [f'[[workers]]\naddress = "{w.address}"' for w in workers]
+        file.write_text("\n".join(entries) or "workers = []")
+
+    a, b = SimWorker(), SimWorker()
+    for worker in (a, b):
+        await worker.start("127.0.0.1:0")
+    try:
+        write(a)
+        settings = {"discovery": "file", "discovery_file": str(file), "discovery_interval": "10ms"}
+        async with serving(**settings) as served:
+            registry = served.app.registry
+            await eventually(lambda: registry.routable)
+            stream = served.stub.Generate(streamed("[[sim: hang-after-chunks=1]]"), timeout=30)
+            await stream.read()
+            write(a, b)
+            await eventually(lambda: registry.get(b.address))
+            await served.ready()
+            for _ in range(2):
+                await served.generate(tokenized("x"))
+            assert b.stats.calls["Generate"] == 1
+            write(b)
+            old = registry.get(a.address)
+            assert old is not None
+            await eventually(lambda: old.state is WorkerState.DRAINING)
+            for _ in range(2):
+                await served.generate(tokenized("x"))
+            assert a.stats.calls["Generate"] == 2
+            assert not stream.done(), "the removal does not disturb what runs"
+            stream.cancel()
+            await eventually(lambda: list(registry) == [registry.get(b.address)])
+            await eventually(lambda: sockets_to(a.address) == 0)
+    finally:
+        for worker in (a, b):
+            await worker.stop(0)
+
+
+async def test_a_static_list_outlives_workers_that_are_down_at_the_start() -> None:
+    ends: list[SimWorker] = [SimWorker(), SimWorker()]
+    addresses = [await worker.start("127.0.0.1:0") for worker in ends]
+    for worker in ends:
+        await worker.stop(0)
+    async with serving(*addresses, ready=False) as served:
+        assert await served.health(ENGINE_SERVICE) == NOT_SERVING
+        refused = await served.refusal(tokenized("x"))
+        assert (refused.code, refused.reason) == (
+            grpc.StatusCode.UNAVAILABLE,
+            "NO_AVAILABLE_WORKER",
+        )
+        late = SimWorker()
+        await late.start(addresses[1])
+        try:
+            await eventually(lambda: served.app.registry.routable)
+            assert await served.say(tokenized("x"))
+            assert len(served.app.registry) == 2
+        finally:
+            await late.stop(0)
+
+
+# -- The router itself
+
+
+async def test_a_stopping_router_says_so_first_and_finishes_what_runs() -> None:
+    worker = SimWorker(SimOptions(time_per_output_token=0.05))
+    await worker.start("127.0.0.1:0")
+    try:
+        async with (
+            router("--worker", worker.address, "--drain-timeout", "20s") as running,
+            grpc.aio.insecure_channel(running.address) as channel,
+            aiohttp.ClientSession() as web,
+        ):
+            stub = VllmEngineStub(channel)
+            health = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest(service=ENGINE_SERVICE))
+            while (await watch.read()).status != SERVING:
+                pass
+            stream = stub.Generate(streamed("x"), timeout=30)
+            first = await stream.read()
+            running.send(signal.SIGTERM)
+            assert (await watch.read()).status == NOT_SERVING
+            async with web.get(f"{running.http}/readyz") as answer:
+                assert (answer.status, await answer.text()) == (503, "the router is stopping\n")
+            async with web.get(f"{running.http}/livez") as answer:
+                assert answer.status == 200
+            async with web.get(f"{running.http}/metrics") as answer:
+                assert "router_requests_in_flight 1.0" in await answer.text()
+            refused = await refusal_of(drained(stub.Generate(tokenized("y"), timeout=30)))
+            assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+            assert refused.retry_after is not None
+            rest = await drained(stream)
+            assert len(completes([first, *rest])) == 1
+            assert await running.ended() == 0
+            assert worker.stats.aborted == worker.stats.cancelled == 0
+            assert len(running.events("draining")) == 1
+            assert not running.events("drain_timeout")
+    finally:
+        await worker.stop(0)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["limit", "second signal"])
+async def test_a_router_does_not_wait_for_ever(again: bool) -> None:
+    worker = SimWorker()
+    await worker.start("127.0.0.1:0")
+    limit = "1h" if again else "200ms"
+    try:
+        async with (
+            router("--worker", worker.address, "--drain-timeout", limit) as running,
+            grpc.aio.insecure_channel(running.address) as channel,
+        ):
+            stub = VllmEngineStub(channel)
+            health = health_pb2_grpc.HealthStub(channel)
+            watch = health.Watch(health_pb2.HealthCheckRequest(service=ENGINE_SERVICE))
+            while (await watch.read()).status != SERVING:
+                pass
+            stream = stub.Generate(streamed("[[sim: hang-after-chunks=1]]"), timeout=60)
+            await stream.read()
+            running.send(signal.SIGTERM)
+            assert (await watch.read()).status == NOT_SERVING
+            if again:
+                running.send(signal.SIGTERM)
+            ended: Refusal | None = None
+            try:
+                ends = completes(await drained(stream))
+            except grpc.aio.AioRpcError as error:
+                ended = Refusal.of(error)
+            assert await running.ended() == 0
+            if again:
+                assert ended is not None
+                await eventually(lambda: worker.stats.live == 0)
+            else:
+                assert [end.finish_reason for end in ends] == ["abort"]
+                assert worker.stats.aborted == 1
+    finally:
+        await worker.stop(0)
