@@ -123,8 +123,8 @@ class EngineService:
         """GetTokenizer: the archive of the model that is asked for."""
         try:
             chunks = self._view.tokenizer_chunks(_asked_model(context))
-        except Fault as fault:
-            await _abort(context, fault)
+        except Exception as error:
+            await _abort(context, self._fault(error, None))
         for chunk in chunks:
             yield chunk.SerializeToString()
 
