@@ -92,13 +92,35 @@ class Ticket:
             self._images[url] = blob
         return blob
 
+    async def reserve(self, blobs: Sequence[Blob]) -> None:
+        """Takes the room for the pixels of all these images at once, before any is decoded.
+
+        A request that takes it picture by picture may do most of its work and then
+        be turned away; this way it is turned away first. Raises Fault
+        MEDIA_TOO_LARGE, MEDIA_BUDGET_FULL, naming the last image.
+        """
+        wanted = {blob.index: blob for blob in blobs if blob.index not in self._pixels}
+        total = Amount(pixels=sum(blob.header.pixels for blob in wanted.values()))
+        if not wanted:
+            return
+        last = max(wanted)
+        self._charge(total, last)
+        await self._budget.take(total, index=last)
+        taken = {
+            index: self._budget.open(Amount(pixels=blob.header.pixels))
+            for index, blob in wanted.items()
+        }
+        self._hold(*taken.values())
+        self._pixels |= {index: [reservation] for index, reservation in taken.items()}
+
     async def decode(self, blob: Blob) -> Pixels:
         """Decodes one image.
 
         Returns uint8 [height, width, 3], RGB, upright, C-contiguous. Raises
         Fault MEDIA_DECODE_FAILED, MEDIA_TOO_LARGE, MEDIA_BUDGET_FULL.
         """
-        await self._take_pixels(blob.header.pixels, blob.index)
+        if blob.index not in self._pixels:
+            await self._take_pixels(blob.header.pixels, blob.index)
         return await self._decoder.image(
             self._held, blob.data, blob.header, hard=blob.hard, index=blob.index
         )
@@ -175,11 +197,13 @@ class Ticket:
         self._pixels.setdefault(index, []).append(reservation)
         await reservation.grow(amount, index=index)
 
-    def _hold(self, reservation: Reservation) -> None:
+    def _hold(self, *reservations: Reservation) -> None:
         if self._closed:
-            reservation.release()
+            # A task of the request that outlives it.
+            for reservation in reservations:
+                reservation.release()
             raise RuntimeError("the ticket is closed")
-        self._held.append(reservation)
+        self._held += reservations
 
     def _charge(self, amount: Amount, index: int) -> None:
         limits = self._limits

@@ -227,6 +227,35 @@ async def test_released_pixels_make_room_for_the_next_picture() -> None:
     await drained(intake)
 
 
+async def test_room_for_all_pictures_can_be_taken_before_the_first_is_decoded() -> None:
+    intake = MediaIntake(MediaLimits(worker_threads=1, budget_pixels=1500, budget_wait=0.005))
+    async with intake.ticket() as first, intake.ticket() as second:
+        blobs = [await first.load(image("tiny_20x30.png"), index) for index in range(2)]
+        await first.reserve(blobs)
+        await first.reserve(blobs)
+        assert intake.budget.used.pixels == 1200
+        other = await second.load(image("tiny_20x30.png"), 0)
+        with pytest.raises(Fault) as caught:
+            await second.reserve([other])
+        assert caught.value.reason is Reason.MEDIA_BUDGET_FULL
+        for blob in blobs:
+            await first.decode(blob)
+        assert intake.budget.used.pixels == 1200
+        first.release_pixels(blobs[0])
+        await second.reserve([other])
+    await drained(intake)
+
+
+async def test_a_ticket_that_is_closed_keeps_nothing_that_comes_late() -> None:
+    intake = MediaIntake(MediaLimits(worker_threads=1))
+    async with intake.ticket() as ticket:
+        blobs = [await ticket.load(image("tiny_20x30.png"), index) for index in range(2)]
+    for late in (ticket.reserve(blobs), ticket.decode(blobs[0])):
+        with pytest.raises(RuntimeError):
+            await late
+    await drained(intake)
+
+
 async def test_a_flood_stays_within_the_budget_and_the_rest_is_turned_away() -> None:
     data = read("photo_640x480.jpg")
     limits = MediaLimits(
