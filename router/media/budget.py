@@ -159,6 +159,10 @@ class Reservation:
         if not whole.fits(self._budget.limit):
             raise too_large(index, "the router's media budget", whole, self._budget.limit)
         await self._budget.take(amount, index=index)
+        if self._holders == 0:
+            # Everyone has let go meanwhile: nobody would give this back.
+            self._budget.give_back(amount)
+            raise RuntimeError("the reservation was given back")
         self._amount += amount
 
     def shrink_to(self, amount: Amount) -> None:

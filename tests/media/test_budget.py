@@ -105,6 +105,19 @@ async def test_a_shared_reservation_is_given_back_by_its_last_holder() -> None:
     assert budget.used == Amount()
 
 
+async def test_a_reservation_given_back_while_it_waits_takes_nothing() -> None:
+    budget = Budget(Amount(100), wait=3600)
+    await budget.take(Amount(100), index=0)
+    reservation = budget.open()
+    growing = asyncio.create_task(reservation.grow(Amount(50), index=0))
+    await asyncio.sleep(0)
+    reservation.release()
+    budget.give_back(Amount(100))
+    with pytest.raises(RuntimeError):
+        await growing
+    assert budget.used == Amount()
+
+
 async def test_a_reservation_can_shrink_to_what_was_really_used() -> None:
     budget = Budget(Amount(100))
     reservation = budget.open()
