@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # What a request costs besides its tokens, in tokens: a scheduler step and the
 # first decode. Without it a worker that gets short prompts would seem slow.
@@ -22,8 +22,7 @@ _HALF_LIFE = 20.0
 _ENOUGH = 0.5
 
 
-@dataclass(frozen=True)
-class Pressure:
+class Pressure(NamedTuple):
     """A worker's work at one moment.
 
     queued: prompt tokens to be computed before a new request's, overheads included.

@@ -38,6 +38,8 @@ class Prefix(Policy):
         self._resident = resident
         self._pressure = pressure
         self._rng = rng
+        # What the last choice found, for the charge that follows from it.
+        self._found: tuple[RoutingView, dict[str, float]] | None = None
 
     def choose(self, view: RoutingView, candidates: Sequence[Candidate]) -> int:
         """See `Policy.choose`."""
@@ -53,9 +55,12 @@ class Prefix(Policy):
         # A worker that was not measured yet is taken to be like the others.
         known = [p.rate for p in pressures if p.rate]
         ordinary = statistics.median(known) if known else ORDINARY_RATE
+        matched = self._matched(view, candidates)
+        addresses = (candidate.address for candidate in candidates)
+        self._found = view, dict(zip(addresses, matched.tolist(), strict=True))
         costs = seconds(
             view.prompt_tokens,
-            self._matched(view, candidates),
+            matched,
             np.array([p.wait(ordinary) for p in pressures]),
             np.array([p.rate or ordinary for p in pressures]),
             np.array([p.context_tokens for p in pressures], np.float64),
@@ -74,7 +79,11 @@ class Prefix(Policy):
 
     def charge(self, view: RoutingView, candidate: Candidate) -> int:
         """See `Policy.charge`: what is not cached there must be computed."""
-        matched = self._matched(view, [candidate])[0] if self._credit(view) else 0.0
+        found, self._found = self._found, None
+        if found is not None and found[0] is view and candidate.address in found[1]:
+            matched = found[1][candidate.address]
+        else:
+            matched = float(self._matched(view, [candidate])[0])
         return max(1, view.prompt_tokens - int(matched))
 
     def reserved(self, view: RoutingView, candidate: Candidate) -> None:
@@ -97,14 +106,17 @@ class Prefix(Policy):
         matched = np.zeros(len(candidates))
         if view.blocks is None or not self._credit(view):
             return matched
-        residents = [self._resident(candidate) for candidate in candidates]
         # Workers of one model mostly agree in their block size: one walk.
-        for size in {r.block_size for r in residents if r is not None}:
-            asked = [
-                (i, r) for i, r in enumerate(residents) if r is not None and r.block_size == size
-            ]
+        by_size: dict[int, list[tuple[int, Resident, list[int]]]] = {}
+        for i, candidate in enumerate(candidates):
+            resident = self._resident(candidate)
+            if resident is not None:
+                entry = (i, resident, resident.holders)
+                by_size.setdefault(resident.block_size, []).append(entry)
+        for size, asked in by_size.items():
             index = asked[0][1].index
-            found = index.match(view.blocks.keys(size), [h for _, r in asked for h in r.holders])
-            for i, resident in asked:
-                matched[i] = size * max(found.weights[h] for h in resident.holders)
+            holders = [holder for _, _, held in asked for holder in held]
+            weights = index.match(view.blocks.keys(size), holders).weights.tolist()
+            for i, _, held in asked:
+                matched[i] = size * max([weights[holder] for holder in held])
         return np.minimum(matched, view.prompt_tokens)

@@ -40,7 +40,7 @@ class PolicySettings:
     wait_weight: float = 1.0
     crowd_weight: float = 0.01
     spill_wait: float = 5.0
-    silence_veto: float = 5.0
+    silence_veto: float = 3.0
     temperature: float = 0.0
     event_bridge: float = 30.0
     approximate_ttl: float = 120.0

@@ -175,9 +175,10 @@ class PrefixIndex:
 
     def match(self, keys: Keys, holders: Iterable[int]) -> Match:
         """How much of a prompt each of the holders has; 0 for holders not asked for."""
-        active = np.zeros(self._words, np.uint64)
+        mask = 0
         for holder in holders:
-            active[holder >> 6] |= np.uint64(1 << (holder & 63))
+            mask |= 1 << holder
+        active = np.array(np.frombuffer(mask.to_bytes(8 * self._words, "little"), "<u8"))
         blocks = np.zeros(self._words * 64, np.int32)
         losses = np.zeros(self._words * 64)
         walk(

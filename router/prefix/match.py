@@ -24,6 +24,19 @@ class Match:
     weights: npt.NDArray[np.float64]
 
 
+# A de Bruijn sequence: multiplied by 1 << n, its top six bits differ for each n.
+_SEQUENCE = 0x03F79D71B4CB0A89
+_NUMBERS = np.zeros(64, np.int64)
+for _n in range(64):
+    _NUMBERS[((_SEQUENCE << _n) & (2**64 - 1)) >> 58] = _n
+
+
+@njit(inline="always")
+def _number(bit: Any) -> Any:
+    """n of a word with only bit n set."""
+    return _NUMBERS[(bit * np.uint64(_SEQUENCE)) >> np.uint64(58)]
+
+
 @njit(nogil=True, cache=True)
 def walk(
     t: Any,
@@ -59,22 +72,22 @@ def walk(
             if have != asked:
                 if guess == -2:
                     guess = table.find(expected.slots, keys[i])
-                for b in range(64):
-                    bit = np.uint64(1) << np.uint64(b)
-                    if (asked & ~have) & bit:
-                        holder = w * 64 + b
-                        if guess >= 0 and expected.expiry[guess, holder] > now:
-                            predicted |= bit
-                        else:
-                            blocks[holder] = i
+                rest = asked & ~have
+                while rest:
+                    bit = rest & (~rest + np.uint64(1))
+                    holder = w * 64 + _number(bit)
+                    if guess >= 0 and expected.expiry[guess, holder] > now:
+                        predicted |= bit
+                    else:
+                        blocks[holder] = i
+                    rest ^= bit
                 have |= predicted
                 active[w] = have
             beneath = have & ~device & ~predicted
-            if beneath:
-                for b in range(64):
-                    bit = np.uint64(1) << np.uint64(b)
-                    if beneath & bit:
-                        losses[w * 64 + b] += tier_losses[1 if host & bit else 2]
+            while beneath:
+                bit = beneath & (~beneath + np.uint64(1))
+                losses[w * 64 + _number(bit)] += tier_losses[1 if host & bit else 2]
+                beneath ^= bit
             alive = alive or have != np.uint64(0)
         if not alive:
             break

@@ -18,12 +18,26 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
+from router.fleet.pressure import Backlog
+from router.policy.base import RoutingView
+from router.policy.prefix import Prefix
+from router.policy.settings import PolicySettings
 from router.prefix.blocks import MediaSpan, PromptBlocks, root_key, run_keys
 from router.prefix.changes import Removed, Stored
+from router.prefix.events import EventReader
 from router.prefix.index import IndexSettings, PrefixIndex
+from router.prefix.resident import Resident
+from router.wire.common_pb2 import (
+    KvBlock,
+    KvBlocksRemoved,
+    KvBlocksStored,
+    KvCacheEvent,
+    KvEventBatch,
+)
 
 
 class PlainIndex:
@@ -147,6 +161,71 @@ def events(workers: int, size: int, blocks: int) -> None:
     show("block events a second", f"{rate:,.0f}", f"{slow:,.0f}")
 
 
+def messages(size: int, blocks: int) -> None:
+    """The same from the messages of a stream: parsing, reading and applying."""
+    rng = np.random.default_rng(6)
+    encoded = [
+        KvEventBatch(
+            sequence_number=i + 1,
+            events=[
+                KvCacheEvent(
+                    stored=KvBlocksStored(
+                        blocks=[
+                            KvBlock(
+                                block_hash=8 * i + j,
+                                token_ids=rng.integers(0, 150_000, size).tolist(),
+                                block_size=size,
+                            )
+                            for j in range(8)
+                        ]
+                    )
+                ),
+                KvCacheEvent(
+                    removed=KvBlocksRemoved(block_hashes=range(8 * i - 8000, 8 * i - 7992))
+                ),
+            ],
+        ).SerializeToString()
+        for i in range(blocks // 8)
+    ]
+    reader, resident = EventReader(), Resident(PrefixIndex(), size)
+    start = time.thread_time()
+    for one in encoded:
+        batch = KvEventBatch.FromString(one)
+        for action in reader.apply(batch):
+            if isinstance(action, Stored | Removed):
+                resident.apply(batch.dp_rank, action)
+    rate = 16 * len(encoded) / (time.thread_time() - start)
+    show("block events a second, from the stream's bytes", f"{rate:,.0f}")
+
+
+def choosing(workers: int, length: int, size: int) -> None:
+    """The whole choice of the prefix policy, keys included."""
+    rng = np.random.default_rng(7)
+    index = PrefixIndex()
+    places = {f"w{i}": (Resident(index, size), Backlog(time.monotonic)) for i in range(workers)}
+    fleet = [SimpleNamespace(address=name, generation=1, expected_wait=0.0) for name in places]
+    policy = Prefix(
+        PolicySettings(policy="prefix"),
+        lambda worker: places[worker.address][0],
+        lambda worker: places[worker.address][1].pressure(),
+        random.Random(8),
+    )
+    prompts = [rng.integers(0, 150_000, length).astype(np.uint32) for _ in range(32)]
+    for i, prompt in enumerate(prompts):
+        for worker in fleet[i % 4 :: 4]:
+            policy.reserved(RoutingView(length, blocks=PromptBlocks(prompt)), worker)
+
+    def choose(i: int) -> None:
+        view = RoutingView(length, blocks=PromptBlocks(prompts[i % 32]))
+        chosen = fleet[policy.choose(view, fleet)]
+        policy.charge(view, chosen)
+        policy.reserved(view, chosen)
+
+    choice, p99 = median_us(choose, 1000)
+    show("choosing and reserving, keys included, median us", f"{choice:.0f}")
+    show("choosing and reserving, keys included, p99 us", f"{p99:.0f}")
+
+
 def memory(workers: int, blocks: int) -> None:
     """A full index: every block held by one worker, every tenth by two."""
     keys = np.random.default_rng(4).integers(1, 2**63, blocks).astype(np.uint64)
@@ -189,9 +268,12 @@ def main() -> None:
     given = parser.parse_args()
     print(f"{given.workers} workers, prompts of {given.prompt} tokens, blocks of {given.block}")
     show("", "index", "dict of sets")
+    # First, while no other index has left memory behind.
+    memory(given.workers, given.blocks)
     lookups(given.workers, given.prompt, given.block)
     events(given.workers, given.block, given.events)
-    memory(given.workers, given.blocks)
+    messages(given.block, given.events // 4)
+    choosing(given.workers, given.prompt, given.block)
 
 
 if __name__ == "__main__":
