@@ -173,10 +173,12 @@ class App:
                 await self._idle_or_told()
         except TimeoutError:
             _log.warning("drain_timeout", running=self.admission.active)
+        if self._stop_now.is_set():
+            return  # what runs is cancelled as everything closes, at the workers too
         attempts = self.dispatcher.running.all()
-        if attempts:
-            await asyncio.gather(*(attempt.tell_abort() for attempt in attempts))
-        await server.stop(_LAST_GRACE if attempts else 0)
+        await asyncio.gather(*(attempt.tell_abort() for attempt in attempts))
+        # A request that is done has yet to send its status; the grace ends with the last one.
+        await server.stop(_LAST_GRACE)
 
     async def _idle_or_told(self) -> None:
         idle = asyncio.create_task(self.admission.idle.wait())
