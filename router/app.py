@@ -69,7 +69,9 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        # Addresses with their real ports, once bound; `http` stays empty where there is none.
         self.listen = ""
+        self.http = ""
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._warm = False
@@ -148,7 +150,7 @@ class App:
         """Serves until stopped. Raises `CannotStart`."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._intake.close)
-            http = await stack.enter_async_context(self._http())
+            await stack.enter_async_context(self._http())
             simulated = await stack.enter_async_context(self._simulated())
             stack.push_async_callback(self.fleet.close)
             stack.push_async_callback(self.dispatcher.close)
@@ -160,7 +162,7 @@ class App:
             _settle_heap()
             self._warm = True
             self._publish_health()
-            self._announce(http)
+            self._announce()
             await self._stop.wait()
             await self._drain(server)
 
@@ -230,17 +232,18 @@ class App:
         router_pb2_grpc.add_RouterAdminServicer_to_server(service, server)
 
     @asynccontextmanager
-    async def _http(self) -> AsyncIterator[str]:
+    async def _http(self) -> AsyncIterator[None]:
         if not self.settings.http:
-            yield ""
+            yield
             return
         face = HttpFace(self.metrics, self._why_not_ready, self._status_page)
         try:
             await face.start(self.settings.http)
         except (OSError, ValueError) as error:
             raise CannotStart(f"cannot serve HTTP on {self.settings.http}: {error}") from error
+        self.http = face.address
         try:
-            yield face.address
+            yield
         finally:
             await face.stop()
 
@@ -289,12 +292,12 @@ class App:
     def _publish_health(self) -> None:
         self.health.set_routable(self._why_not_ready() is None)
 
-    def _announce(self, http: str) -> None:
+    def _announce(self) -> None:
         settings = self.settings
         _log.info(
             "listening",
             grpc=self.listen,
-            http=http,
+            http=self.http,
             workers=len(self.registry),
             policy=settings.policy,
             mm_processing=settings.mm_processing,
