@@ -15,6 +15,7 @@ from router.media.budget import Amount, Budget
 from router.media.cache import ContentCache, UrlCache
 from router.media.decoder import Decoder
 from router.media.fetch import Fetcher
+from router.media.header import ImageHeader
 from router.media.limits import MediaLimits
 from router.media.pool import PixelPool
 from router.media.reader import Reader
@@ -72,16 +73,18 @@ class MediaIntake:
         await self.decoder.close()
         await self._pool.close()
 
-    async def judge(self, source: MediaSource, index: int) -> None:
+    async def judge(self, source: MediaSource, index: int) -> ImageHeader | None:
         """Everything a reference must pass before it is forwarded to a worker; fetches nothing.
 
         The shape of the URL, its scheme, the allowed domains, every address of its
-        host; for data: the length and the base64, for file: the root. Raises Fault
-        MEDIA_URL_INVALID, MEDIA_SCHEME_UNSUPPORTED, MEDIA_HOST_FORBIDDEN,
-        MEDIA_REF_TOO_LARGE, MEDIA_TOO_LARGE, FILE_FORBIDDEN, MEDIA_NOT_FOUND,
+        host; for data: the length, the base64 and the kind and size of what it
+        holds, for file: the root. Returns the header of an image that came in a
+        data: URL. Raises Fault MEDIA_FORMAT_UNSUPPORTED, MEDIA_URL_INVALID,
+        MEDIA_SCHEME_UNSUPPORTED, MEDIA_HOST_FORBIDDEN, MEDIA_REF_TOO_LARGE,
+        MEDIA_TOO_LARGE, MEDIA_DECODE_FAILED, FILE_FORBIDDEN, MEDIA_NOT_FOUND,
         MEDIA_FETCH_FAILED, MEDIA_FETCH_TIMEOUT.
         """
-        await self._reader.judge(source, index)
+        return await self._reader.judge(source, index)
 
     @asynccontextmanager
     async def ticket(self) -> AsyncIterator[Ticket]:

@@ -7,10 +7,13 @@ from router.media import dataurl, localfile
 from router.media.budget import Amount, Budget, Reservation
 from router.media.cache import Held, UrlCache
 from router.media.fetch import Fetcher
+from router.media.header import ImageHeader
 from router.media.limits import MediaLimits
 from router.media.pool import PixelPool
+from router.media.sniff import sniff
 from router.media.source import MediaSource
 from router.media.url import MediaUrl, parse
+from router.media.video import check_container
 
 # Below this, base64 takes less time than the way to a thread and back.
 _SMALL = 32 * 1024
@@ -33,8 +36,12 @@ class Reader:
         self._fetcher = fetcher
         self._downloads = downloads
 
-    async def judge(self, source: MediaSource, index: int) -> None:
-        """Everything `read` would refuse before it fetches. Raises Fault."""
+    async def judge(self, source: MediaSource, index: int) -> ImageHeader | None:
+        """Everything `read` would refuse before it fetches, and the header of an image at hand.
+
+        The header is that of an image in a data: URL; what lies elsewhere is
+        not read. Raises Fault.
+        """
         if source.url is None:
             raise Fault.of_item(
                 Reason.MULTIMODAL_UNSUPPORTED_PART, index, "inline bytes cannot be forwarded"
@@ -44,6 +51,12 @@ class Reader:
             dataurl.check_length(url, limit=self._limits.max_data_url_bytes, index=index)
             data = await self._decode(url, index)
             _check_size(len(data), self._max_bytes(source), index)
+            if source.modality == "image":
+                limits = self._limits
+                return sniff(
+                    data, max_pixels=limits.max_pixels, index=index, formats=limits.formats
+                )
+            check_container(data, index=index)
         elif url.scheme == "file":
             size = await self._pool.run(
                 (), localfile.size, self._limits.local_root, url, index=index
@@ -58,6 +71,7 @@ class Reader:
                     "a host that a worker is to ask must be given in its ASCII (xn--) form",
                 )
             await self._fetcher.judge_addresses(url, index)
+        return None
 
     async def read(self, source: MediaSource, index: int) -> Held:
         """The whole item; the caller releases the reservation. Raises Fault."""

@@ -6,11 +6,9 @@ prefills thousands: load must be accounted at its expanded length.
 
 from __future__ import annotations
 
-import binascii
 from dataclasses import dataclass
 
-from router.faults import Fault
-from router.media.sniff import size_from_prefix
+from router.media.header import ImageHeader
 from router.request.plan import MediaItem
 from router.vision.plan import ItemPlan, ModelSpec
 
@@ -28,17 +26,16 @@ class Estimate:
     known: bool
 
 
-# A multiple of 4, so that base64 can be cut there: 64 KiB of the file.
-_PREFIX_CHARACTERS = 87_384
-
-
-def estimate_item(spec: ModelSpec, item: MediaItem) -> Estimate:
+def estimate_item(spec: ModelSpec, item: MediaItem, header: ImageHeader | None) -> Estimate:
     """A plan for a forwarded item.
 
-    The size of a `data:` picture is read off its header; a picture elsewhere
-    is taken to be of typical size. Never fails: where the size cannot be read
-    or planned, the typical one stands, and the worker says what is wrong.
+    `header` is that of a picture at hand; one elsewhere is taken to be of
+    typical size. Raises `Fault` for a picture at hand that the model does not
+    take.
     """
+    if header is not None:
+        plan = spec.plan_image(header.width, header.height, index=item.index)
+        return Estimate(plan, known=True)
     if item.modality == "video":
         plan = spec.plan_video(
             TYPICAL_WIDTH,
@@ -48,23 +45,5 @@ def estimate_item(spec: ModelSpec, item: MediaItem) -> Estimate:
             fps=_TYPICAL_VIDEO_FPS,
         )
         return Estimate(plan, known=False)
-    size = _size_of_data_url(item.url or "")
-    if size is not None:
-        try:
-            return Estimate(spec.plan_image(*size, index=item.index), known=True)
-        except Fault:
-            size = None
     plan = spec.plan_image(TYPICAL_WIDTH, TYPICAL_HEIGHT, index=item.index)
     return Estimate(plan, known=False)
-
-
-def _size_of_data_url(url: str) -> tuple[int, int] | None:
-    head, comma, _ = url[:512].partition(",")
-    if not head.lower().startswith("data:") or not comma or not head.lower().endswith(";base64"):
-        return None
-    payload = url[len(head) + 1 : len(head) + 1 + _PREFIX_CHARACTERS]
-    payload = payload[: len(payload) // 4 * 4]
-    try:
-        return size_from_prefix(binascii.a2b_base64(payload))
-    except binascii.Error:
-        return None

@@ -70,6 +70,7 @@ class Preparer:
         self._intake = intake
         self._backend = backend
         self._metrics = metrics
+        self._at_work = asyncio.Semaphore(max(1, intake.limits.worker_threads))
 
     # -- No references
 
@@ -126,8 +127,8 @@ class Preparer:
         spec = spec_of(model)
         ids = request.tokenized.input_ids
         check_anchors(spec, ids, plan.items)
-        await _all(self._intake.judge(source_of(item), item.index) for item in plan.items)
-        estimates = [estimate_item(spec, item) for item in plan.items]
+        headers = await _all(self._intake.judge(source_of(i), i.index) for i in plan.items)
+        estimates = [estimate_item(spec, *pair) for pair in zip(plan.items, headers, strict=True)]
         return Prepared(
             Body(strip(request)),
             prompt_tokens=len(spec.expand(ids, [e.plan for e in estimates]).ids),
@@ -169,6 +170,9 @@ class Preparer:
         loaded = await _all(self._load(item, spec, ticket) for item in plan.items)
         expanded = spec.expand(ids, [x.plan for x in loaded])
         recipe = Recipe(spec, model.fingerprint, model_id, pixels)
+        # All at once and before the work: a request that does not fit is turned away soon.
+        nbytes = sum(x.plan.output_bytes(pixels) for x in loaded)
+        await ticket.take_bytes(nbytes, loaded[-1].plan.index)
         tensors = await _all(self._tensor(x, recipe, ticket) for x in loaded)
         hashes = [tensor.identity for tensor in tensors]
         arrays = [tensor.values for tensor in tensors]
@@ -209,7 +213,6 @@ class Preparer:
 
     async def _tensor(self, loaded: Loaded, recipe: Recipe, ticket: Ticket) -> Tensor:
         """The item's packed pixels, from the cache where the same were made before."""
-        index = loaded.plan.index
         with self._metrics.stage.labels("hash").time():
             identity = await ticket.run(
                 item_identity,
@@ -218,7 +221,6 @@ class Preparer:
                 recipe.model_id,
                 (loaded.plan.hint,),
             )
-        await ticket.take_bytes(loaded.plan.output_bytes(recipe.pixels), index)
         values = await self._intake.contents.get(
             (identity, recipe.fingerprint, recipe.pixels),
             lambda: self._make(loaded, recipe),
@@ -227,8 +229,9 @@ class Preparer:
         return Tensor(identity, values)
 
     async def _make(self, loaded: Loaded, recipe: Recipe) -> npt.NDArray[Any]:
-        # Others may wait for the same item, so it is not on one request's ticket.
-        async with self._intake.ticket() as ticket:
+        # Others may wait for the same item, so it is not on one request's ticket. Pictures
+        # beyond what the threads can work on would only fill memory.
+        async with self._at_work, self._intake.ticket() as ticket:
             with self._metrics.stage.labels("decode").time():
                 picture = await _pixels(loaded, ticket)
             with self._metrics.stage.labels("pack").time():

@@ -304,18 +304,39 @@ async def test_a_flood_stays_within_the_budget_and_the_rest_is_turned_away() -> 
 class TestJudge:
     """What a reference must pass before a worker sees it; nothing is fetched."""
 
+    async def test_a_good_reference_elsewhere_passes_unread(self) -> None:
+        intake = MediaIntake(MediaLimits(worker_threads=1))
+        source = MediaSource("image", url="https://8.8.8.8/x.png?sig=1")
+        assert await intake.judge(source, 0) is None
+        await drained(intake)
+
+    @pytest.mark.parametrize("name", ["exif_6_24x16.jpg", "photo_640x480.jpg"])
+    async def test_a_good_picture_at_hand_passes_with_its_upright_size(self, name: str) -> None:
+        data = (Path(__file__).parents[1] / "data" / "images" / name).read_bytes()
+        url = "data:text/plain;base64," + base64.b64encode(data).decode()
+        intake = MediaIntake(MediaLimits(worker_threads=1))
+        header = await intake.judge(MediaSource("image", url=url), 0)
+        assert header is not None
+        expected = (16, 24) if name.startswith("exif_6") else (640, 480)
+        assert (header.width, header.height) == expected
+        await drained(intake)
+
     @pytest.mark.parametrize(
-        "url",
+        ("url", "reason"),
         [
-            "https://8.8.8.8/x.png?sig=1",
-            "data:image/png;base64,aGVsbG8=",
-            "data:,anything",
-            "data:image/jpeg;base64," + "A" * 100_000,
+            ("data:image/png;base64,aGVsbG8=", Reason.MEDIA_FORMAT_UNSUPPORTED),
+            ("data:,anything", Reason.MEDIA_FORMAT_UNSUPPORTED),
+            ("data:image/jpeg;base64," + "A" * 100_000, Reason.MEDIA_FORMAT_UNSUPPORTED),
         ],
     )
-    async def test_a_good_reference_passes(self, url: str) -> None:
+    async def test_no_worker_is_asked_to_read_what_is_no_picture(
+        self, url: str, reason: Reason
+    ) -> None:
         intake = MediaIntake(MediaLimits(worker_threads=1))
-        await intake.judge(MediaSource("image", url=url), 0)
+        with pytest.raises(Fault) as caught:
+            await intake.judge(MediaSource("image", url=url), 3)
+        assert caught.value.reason is reason
+        assert caught.value.metadata["index"] == "3"
         await drained(intake)
 
     @pytest.mark.parametrize(
