@@ -72,7 +72,9 @@ async def test_another_picture_of_the_same_size_does_not_hit(
         assert answer.cached_tokens == 0
 
 
-@pytest.mark.parametrize("picture", ["rgba_203x151.png", "palette_trns_203x151.png"])
+@pytest.mark.parametrize(
+    "picture", ["rgba_203x151.png", "palette_trns_203x151.png", "grey_203x151.jpg"]
+)
 async def test_a_converted_picture_is_not_shared_but_right(
     stack: Stack, refs_worker: Worker, picture: str
 ) -> None:
