@@ -407,10 +407,10 @@ def media_limits(settings: Settings) -> MediaLimits:
         # A third more characters than bytes.
         max_data_url_bytes=max(image, video) // 3 * 4 + 4,
         # Half for files and tensors, half for decoded pixels of 3 bytes each.
-        request_bytes=max(settings.media_budget_bytes // 4, image, video),
-        budget_bytes=max(settings.media_budget_bytes // 2, image, video),
-        request_pixels=max(settings.media_budget_bytes // 6, settings.media_max_pixels),
-        budget_pixels=max(settings.media_budget_bytes // 6, settings.media_max_pixels),
+        request_bytes=settings.media_budget_bytes // 2,
+        budget_bytes=settings.media_budget_bytes // 2,
+        request_pixels=settings.media_budget_bytes // 6,
+        budget_pixels=settings.media_budget_bytes // 6,
         local_root=Path(settings.media_local_root) if settings.media_local_root else None,
         worker_threads=settings.media_threads or len(os.sched_getaffinity(0)),
         cache_bytes=settings.media_cache_bytes,
