@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
@@ -58,3 +60,13 @@ def test_the_gate_asks_the_effective_settings() -> None:
 def test_weights_without_a_meaning_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         PolicySettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_documentation_names_each_setting_with_its_default() -> None:
+    page = (Path(__file__).parents[2] / "docs/routing.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([\d.]+) \|", page, re.M))
+    assert {name: float(value) for name, value in rows.items()} == {
+        field.name: field.default
+        for field in dataclasses.fields(PolicySettings)
+        if field.name != "policy"
+    }

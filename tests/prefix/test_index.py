@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -255,3 +256,47 @@ def test_agrees_with_a_plain_model() -> None:
                 assert found.weights[h] == pytest.approx(sum(weights))
     alive = {k for counts in held.values() for (k, _), n in counts.items() if n}
     assert it.blocks == len(alive)
+
+
+def test_under_pressure_it_never_claims_what_is_not_held() -> None:
+    rng = random.Random(9)
+    it = index(blocks=48, holdings_per_block=1.5)
+    holders = [it.join() for _ in range(4)]
+    tree = [run_keys(prompt(6, s), SIZE, root_key(SIZE, seed=1)) for s in range(0, 8000, 400)]
+    held: dict[int, Counter[int]] = {h: Counter() for h in holders}
+    for _ in range(8000):
+        holder, line = rng.choice(holders), rng.choice(tree)
+        depth = rng.randrange(1, 7)
+        if rng.random() < 0.6:
+            it.store_keys(holder, line[:depth].view(np.int64), line[:depth])
+            held[holder].update(line[:depth].tolist())
+        else:
+            it.apply(holder, Removed(line[depth - 1 :].view(np.int64)))
+            held[holder].subtract({k: 1 for k in line[depth - 1 :].tolist() if held[holder][k]})
+        if rng.random() < 0.3:
+            it.use(line)
+        found = it.match(line, holders).blocks
+        for h in holders:
+            assert all(held[h][int(k)] > 0 for k in line[: found[h]])
+        assert it.blocks <= 48
+        assert it.held <= 72
+    for h in holders:
+        it.leave(h)
+    assert (it.blocks, it.held) == (0, 0)
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_under_endless_prompts() -> None:
+    it = PrefixIndex(IndexSettings(blocks=100_000, expected_blocks=100_000), seed=1)
+    holders = [it.join() for _ in range(8)]
+    rng = np.random.default_rng(1)
+    sizes = []
+    for i in range(40_000):
+        line = rng.integers(1, 2**63, 125).astype(np.uint64)
+        it.store_keys(holders[i % 8], line.view(np.int64), line)
+        it.expect(holders[i % 8], line, 120)
+        assert it.blocks <= 100_000
+        assert it.expected <= 100_000
+        if i in (20_000, 39_999):
+            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+    assert sizes[1] - sizes[0] < 8 << 20
