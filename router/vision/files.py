@@ -59,13 +59,19 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class _LazyEncoder:
-    """Builds the tokenizer at the first call: most models never need one here."""
+    """Builds the tokenizer at the first call: most models never need one here.
+
+    A call raises ValueError where tokenizer.json holds no tokenizer.
+    """
 
     tokenizer_json: bytes = field(repr=False)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_str(self.tokenizer_json.decode("utf-8"))
+        try:
+            return Tokenizer.from_str(self.tokenizer_json.decode("utf-8"))
+        except Exception as error:  # the library raises bare Exceptions
+            raise ValueError("tokenizer.json cannot be read as a tokenizer") from error
 
     def __call__(self, text: str) -> Sequence[int]:
         return cast(Sequence[int], self._tokenizer.encode(text, add_special_tokens=False).ids)

@@ -182,6 +182,21 @@ def test_a_model_without_video_settings_takes_no_video() -> None:
     assert caught.value.reason is Reason.MULTIMODAL_NOT_SUPPORTED
 
 
+def test_without_a_tokenizer_images_still_work() -> None:
+    image = golden("processors.json")["families"]["qwen3_vl"]["preprocessor_config"]
+    for archive in ({}, {"tokenizer.json": b'{"added_tokens": []}'}):
+        made = Qwen3VL(
+            ModelFiles(
+                preprocessor_config=image,
+                video_preprocessor_config=VIDEO["video_preprocessor_config"],
+                token_ids=QWEN_TOKENS,
+                encode=ModelFiles.from_archive(archive).encode,
+            )
+        )
+        assert made.modalities == {"image"}
+        assert any("videos are off" in warning for warning in made.warnings)
+
+
 def test_qwen2_takes_whole_temporal_patches_in_equal_steps() -> None:
     size = {"shortest_edge": 100352, "longest_edge": 602112}
     plan = spec("qwen2_5_vl", size=size).plan_video(320, 240, index=0, total_frames=90, fps=30.0)

@@ -31,6 +31,7 @@ class Gemma3(ImageSpec):
         if files.encode is None:
             raise ValueError("tokenizer.json is missing: the text around an image needs it")
         self._encode = files.encode
+        self._around = list(self._encode("\n\n"))
         read = Reader(files.preprocessor_config, "preprocessor_config.json")
         self._side = read.side("size")
         length = read.positive("image_seq_length", 256)
@@ -99,8 +100,7 @@ class Gemma3(ImageSpec):
     def _text(self, views: int) -> list[int]:
         """The tokens of an image with `views` views, as the model's processor words them."""
         soft = [self.placeholder_ids["image"]] * self._tile_tokens
-        around = list(self._encode("\n\n"))
-        view = [*around, self.anchor_ids["image"], *soft, self._end, *around]
+        view = [*self._around, self.anchor_ids["image"], *soft, self._end, *self._around]
         if views == 1:
             return view
         ids = [*self._encode("Here is the original image "), *view]

@@ -56,13 +56,26 @@ class Qwen3VL(Qwen2VL):
     def __init__(self, files: ModelFiles) -> None:
         super().__init__(files)
         self.worker_expandable = frozenset(self.anchor_ids)
-        if self._video is not None:
-            config, tokens = files.config, files.token_ids
-            if files.encode is None:
-                raise ValueError("tokenizer.json is missing: a video's timestamps need it")
-            self._encode = files.encode
-            self._start = model_token(config, tokens, "vision_start_token_id", "<|vision_start|>")
-            self._end = model_token(config, tokens, "vision_end_token_id", "<|vision_end|>")
+        if self._video is None:
+            return
+        config, tokens = files.config, files.token_ids
+        self._start = model_token(config, tokens, "vision_start_token_id", "<|vision_start|>")
+        self._end = model_token(config, tokens, "vision_end_token_id", "<|vision_end|>")
+        if files.encode is None:
+            self._without_video("tokenizer.json is missing")
+            return
+        self._encode = files.encode
+        try:
+            # Also loads the tokenizer here, in a thread, and not at the first video.
+            self._encode("<0.0 seconds>")
+        except ValueError as error:
+            self._without_video(str(error))
+
+    def _without_video(self, why: str) -> None:
+        """Images need no tokenizer, so they stay when timestamps cannot be written."""
+        self._video = None
+        self.modalities = frozenset({"image"})
+        self.warnings += (f"videos are off, as their timestamps need a tokenizer: {why}",)
 
     def _sample(
         self, vision: QwenVideo, total: int, fps: float, sample_fps: float | None
