@@ -84,6 +84,21 @@ async def test_a_request_that_fetches_stops_fetching() -> None:
         await eventually(lambda: budget.used.nbytes == 0, timeout=A_SECOND)
 
 
+@pytest.mark.xfail(strict=True, reason="Abort knows of requests at workers only")
+async def test_an_abort_ends_a_request_that_still_fetches() -> None:
+    async with (
+        silent_host() as host,
+        serving(SimOptions(mm_processor=""), media_allow_private_hosts=True) as served,
+    ):
+        request = seeing(PICTURE, host.url("/never.png"))
+        request.request_id = "a"
+        call = served.stub.Generate(request, timeout=30)
+        await host.reached(requests=1)
+        await served.stub.Abort(engine.AbortRequest(request_ids=["a"]), timeout=10)
+        await eventually(lambda: not served.metric("router_requests_in_flight"), timeout=2)
+        call.cancel()
+
+
 async def test_an_embedding_that_nobody_waits_for_is_given_up() -> None:
     async with serving(SimOptions()) as served:
         served.workers[0].troubles.add("Embed: hang")

@@ -1,0 +1,208 @@
+"""`mmrouter serve` as a process: its start, its readiness, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import grpc
+import pytest
+
+from router.wire import ENGINE_SERVICE, engine
+from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
+from tests.e2e.test_rpcs import free_address
+from tests.serving import completes, eventually, refusal_of, serving, streamed, tokenized
+from workers.sim import SimOptions, SimWorker
+
+# A process imports and compiles before it listens.
+START = 60.0
+END = 20.0
+
+
+@dataclass
+class Process:
+    """A router of its own."""
+
+    process: asyncio.subprocess.Process
+    address: str
+    http: str
+
+    async def get(self, path: str) -> tuple[int, str]:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"http://{self.http}{path}") as answer,
+        ):
+            return answer.status, await answer.text()
+
+    async def answers(self, path: str, status: int) -> str:
+        """Waits until a path answers with a status; gives the body."""
+        text = ""
+        async with asyncio.timeout(END):
+            got = -1
+            while got != status:
+                got, text = await self.get(path)
+                await asyncio.sleep(0.01)
+        return text
+
+    async def counts(self, labels: str) -> None:
+        """Waits until /metrics has a sample with these labels."""
+        async with asyncio.timeout(END):
+            while labels not in (await self.get("/metrics"))[1]:
+                await asyncio.sleep(0.01)
+
+    async def ended(self) -> int:
+        async with asyncio.timeout(END):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def mmrouter(*arguments: str) -> AsyncIterator[Process]:
+    """`mmrouter serve` with these arguments, listening."""
+    http = free_address()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "serve", "--listen", "127.0.0.1:0", "--http", http),
+        *("--health-interval", "50ms", "--load-interval", "50ms", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(START):
+            line = (await process.stdout.readline()).decode()
+        assert line.startswith("listening on "), line
+        yield Process(process, line.split()[-1], http)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@pytest.fixture
+async def sim() -> AsyncIterator[SimWorker]:
+    worker = SimWorker(SimOptions())
+    await worker.start("127.0.0.1:0")
+    yield worker
+    await worker.stop(0)
+
+
+async def rest_of(call: Any) -> list[engine.GenerateResponse]:
+    return [response async for response in call]
+
+
+async def test_a_router_that_is_told_to_stop_lets_requests_finish(sim: SimWorker) -> None:
+    async with mmrouter("--worker", sim.address, "--drain-timeout", "60s") as router:
+        await router.answers("/readyz", 200)
+        assert await router.get("/livez") == (200, "ok\n")
+        async with grpc.aio.insecure_channel(router.address) as channel:
+            stub = VllmEngineStub(channel)
+            running = stub.Generate(streamed("[[sim: hang-after-chunks=2]]", "a"), timeout=30)
+            await anext(aiter(running))
+            router.process.send_signal(signal.SIGTERM)
+            why = await router.answers("/readyz", 503)
+            assert "stopping" in why
+            assert (await router.get("/livez"))[0] == 200
+            refused = await refusal_of(rest_of(stub.Generate(tokenized("x"), timeout=10)))
+            assert refused.reason == "DRAINING"
+            assert refused.code is grpc.StatusCode.UNAVAILABLE
+            assert refused.retry_after is not None
+            await router.counts('outcome="unavailable",reason="draining"')
+            # The stream goes on, and is ended here only because nothing else would end it.
+            await stub.Abort(engine.AbortRequest(request_ids=["a"]), timeout=10)
+            assert [c.finish_reason for c in completes(await rest_of(running))] == ["abort"]
+        assert await router.ended() == 0
+
+
+async def test_a_second_signal_stops_at_once(sim: SimWorker) -> None:
+    async with mmrouter("--worker", sim.address, "--drain-timeout", "300s") as router:
+        await router.answers("/readyz", 200)
+        async with grpc.aio.insecure_channel(router.address) as channel:
+            stub = VllmEngineStub(channel)
+            running = stub.Generate(streamed("[[sim: hang-after-chunks=2]]"), timeout=60)
+            await anext(aiter(running))
+            router.process.send_signal(signal.SIGTERM)
+            await router.answers("/readyz", 503)
+            router.process.send_signal(signal.SIGTERM)
+            assert await router.ended() == 0
+            # Its stream has ended, and not as though the answer were whole.
+            try:
+                reasons = [c.finish_reason for c in completes(await rest_of(running))]
+                assert reasons == ["abort"]
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
+            await eventually(lambda: sim.stats.live == 0)
+
+
+async def test_what_outlives_the_drain_is_aborted_at_its_worker(sim: SimWorker) -> None:
+    async with mmrouter("--worker", sim.address, "--drain-timeout", "200ms") as router:
+        await router.answers("/readyz", 200)
+        async with grpc.aio.insecure_channel(router.address) as channel:
+            running = VllmEngineStub(channel).Generate(
+                streamed("[[sim: hang-after-chunks=2]]"), timeout=60
+            )
+            await anext(aiter(running))
+            router.process.send_signal(signal.SIGTERM)
+            assert [c.finish_reason for c in completes(await rest_of(running))] == ["abort"]
+            assert await router.ended() == 0
+        assert sim.stats.calls["Abort"] == 1
+
+
+async def test_a_router_without_workers_is_up_and_not_ready() -> None:
+    async with mmrouter("--worker", free_address()) as router:
+        assert (await router.get("/livez"))[0] == 200
+        status, why = await router.get("/readyz")
+        assert status == 503 and why.strip()
+        _, page = await router.get("/statusz")
+        assert "pending" in page
+        _, metrics = await router.get("/metrics")
+        assert "router_requests_in_flight 0.0" in metrics
+        router.process.send_signal(signal.SIGINT)
+        assert await router.ended() == 0
+
+
+async def test_bad_settings_are_told_and_nothing_starts() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "serve", "--max-concurrent", "0", "--queue-size", "-1"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, told = await process.communicate()
+    assert process.returncode == 2
+    assert b"max_concurrent: " in told and b"queue_size: " in told
+    assert b"Traceback" not in told
+
+
+async def test_an_address_that_is_taken_is_told_in_one_line(sim: SimWorker) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "serve", "--listen", sim.address, "--http", ""),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, told = await process.communicate()
+    assert process.returncode == 1
+    (line,) = [line for line in told.decode().splitlines() if line.startswith("mmrouter serve:")]
+    assert sim.address in line
+    assert b"Traceback" not in told
+
+
+# -- The same in this process, where it can be looked into
+
+
+async def test_waiting_requests_are_refused_as_the_drain_begins() -> None:
+    async with serving(SimOptions(), max_concurrent=1, queue_timeout="60s") as served:
+        running = served.stub.Generate(streamed("[[sim: hang-after-chunks=2]]", "a"), timeout=15)
+        await anext(aiter(running))
+        waiting = asyncio.create_task(refusal_of(served.generate(tokenized("x"))))
+        await eventually(lambda: served.app.admission.waiting == 1)
+        served.app.stop()
+        assert (await waiting).reason == "DRAINING"
+        assert await served.health() == 1
+        async with asyncio.timeout(10):
+            while await served.health(ENGINE_SERVICE) != 2:  # noqa: ASYNC110 - asks a server
+                await asyncio.sleep(0)
+        await served.stub.Abort(engine.AbortRequest(request_ids=["a"]), timeout=10)
+        assert completes(await rest_of(running))
+        await served.stopped()

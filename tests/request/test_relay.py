@@ -1,0 +1,164 @@
+"""Relaying a stream: what is passed on, what counts as whole, when silence is too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from router.request.relay import AttemptFailed, Limits, Progress, stream
+from router.wire import engine
+from tests.request.test_failure import ended
+
+Step = bytes | float | Exception
+
+
+def chunk(*ids: int, index: int = 0) -> bytes:
+    part = engine.GenerateStreamChunk(token_ids=ids, index=index)
+    return engine.GenerateResponse(chunk=part).SerializeToString()
+
+
+def complete(index: int = 0, **fields: Any) -> bytes:
+    part = engine.GenerateComplete(index=index, **fields)
+    return engine.GenerateResponse(complete=part).SerializeToString()
+
+
+class Call:
+    """A worker's call that says these messages, with these pauses (seconds), and then ends."""
+
+    def __init__(self, *steps: Step) -> None:
+        self._steps = steps
+        self._cancelled = asyncio.Event()
+        self.cancels = 0
+
+    def cancel(self) -> bool:
+        self.cancels += 1
+        self._cancelled.set()
+        return True
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for step in self._steps:
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, bytes):
+                yield step
+                continue
+            try:
+                async with asyncio.timeout(step):
+                    await self._cancelled.wait()
+            except TimeoutError:
+                continue
+            raise asyncio.CancelledError
+
+
+FOREVER = 1000.0
+PATIENT = Limits(first_output=60, idle=60)
+
+
+async def relayed(
+    call: Call,
+    *,
+    choices: int = 1,
+    limits: Limits = PATIENT,
+    write: Callable[[bytes], Any] | None = None,
+    progress: Progress | None = None,
+) -> list[bytes]:
+    sent: list[bytes] = []
+
+    async def keep(message: bytes) -> None:
+        sent.append(message)
+
+    await stream(
+        call,  # type: ignore[arg-type]
+        write or keep,
+        choices=choices,
+        limits=limits,
+        progress=progress or Progress(),
+        remote_media=False,
+        on_first=lambda: None,
+    )
+    return sent
+
+
+async def failed(call: Call, **settings: Any) -> str:
+    """The reason, and for a limit its name, with which the relay ends."""
+    with pytest.raises(AttemptFailed) as error:
+        await relayed(call, **settings)
+    fault = error.value.why.fault
+    return fault.metadata.get("limit", fault.reason.value)
+
+
+async def test_messages_pass_unchanged_and_in_order() -> None:
+    messages = [chunk(1), chunk(2, 3), complete(output_ids=[3]), b"\xba\x3e\x01x"]
+    call = Call(*messages)
+    assert await relayed(call) == messages
+    assert call.cancels, "the call is over whatever happens"
+
+
+async def test_a_stream_is_whole_with_a_complete_for_every_choice() -> None:
+    assert await relayed(Call(complete(1), complete(0)), choices=2)
+    assert await failed(Call(complete(0)), choices=2) == "WORKER_STREAM_BROKEN"
+    assert await failed(Call(complete(0), complete(0)), choices=2) == "WORKER_STREAM_BROKEN"
+    assert await failed(Call(chunk(1))) == "WORKER_STREAM_BROKEN"
+    assert await failed(Call()) == "WORKER_STREAM_BROKEN"
+
+
+async def test_an_error_after_the_last_complete_takes_nothing_away() -> None:
+    assert await relayed(Call(chunk(1), complete(), ended(grpc.StatusCode.UNAVAILABLE)))
+
+
+async def test_what_completes_say_is_noted() -> None:
+    progress = Progress()
+    call = Call(
+        complete(0, prompt_tokens=7, cached_tokens=3, finish_reason="stop"),
+        complete(1, prompt_tokens=7, finish_reason="length"),
+    )
+    await relayed(call, choices=2, progress=progress)
+    assert progress.completes == {0, 1}
+    assert (progress.messages, progress.prompt_tokens) == (2, 7)
+
+
+async def test_silence_before_the_first_output_has_its_own_limit() -> None:
+    limits = Limits(first_output=0.05, idle=60)
+    assert await failed(Call(FOREVER), limits=limits) == "first_output"
+    late = Limits(first_output=60, idle=0.02)
+    assert await relayed(Call(0.1, complete()), limits=late)
+
+
+async def test_silence_between_messages_has_the_idle_limit_whenever_it_begins() -> None:
+    for first_output in (0.02, 60.0):
+        limits = Limits(first_output=first_output, idle=0.05)
+        assert await failed(Call(chunk(1), FOREVER), limits=limits) == "idle"
+        assert await relayed(Call(chunk(1), 0.01, chunk(2), 0.01, complete()), limits=limits)
+
+
+async def test_a_client_that_is_slow_to_read_is_no_silent_worker() -> None:
+    async def slowly(_: bytes) -> None:
+        await asyncio.sleep(0.1)
+
+    call = Call(chunk(1), complete())
+    await relayed(call, limits=Limits(first_output=60, idle=0.02), write=slowly)
+
+
+async def test_a_client_that_leaves_cancels_the_worker() -> None:
+    call = Call(chunk(1), FOREVER)
+    relaying = asyncio.create_task(relayed(call))
+    await asyncio.sleep(0.01)
+    relaying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await relaying
+    assert call.cancels
+
+
+async def test_a_call_that_is_cancelled_under_us_is_a_removed_worker() -> None:
+    call = Call(chunk(1), FOREVER)
+    relaying = asyncio.create_task(relayed(call))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(AttemptFailed) as error:
+        await relaying
+    assert error.value.why.fault.reason.value == "WORKER_STREAM_BROKEN"
+    assert error.value.why.result.value == "neutral"
