@@ -111,6 +111,8 @@ async def serve(options: SimOptions, listen: str, control: str | None, grace: fl
         address = await worker.start(listen)
         if control is not None:
             print(f"control on http://{await panel.start(control)}", file=sys.stderr, flush=True)
+        if worker.bootstrap_address:
+            print(f"bootstrap on http://{worker.bootstrap_address}", file=sys.stderr, flush=True)
         print(f"listening on {address}", flush=True)
         await stopped.wait()
     finally:
@@ -229,6 +231,29 @@ def _add_pairing(group: argparse._ArgumentGroup) -> None:
         ("--shm-namespace-id", "ID"),
     ):
         group.add_argument(flag, metavar=value, help="reported by GetServerInfo")
+    group.add_argument(
+        "--bootstrap",
+        metavar="HOST:PORT",
+        help="where decode workers fetch from this one, with MooncakeConnector; port 0 takes a "
+        "free one (default: none)",
+    )
+    group.add_argument(
+        "--transfer-timeout",
+        type=parse_duration,
+        metavar="TIME",
+        help="longest wait for a prefill worker's transfer (default: 30s)",
+    )
+    group.add_argument(
+        "--media-identity",
+        action=argparse.BooleanOptionalAction,
+        help="whether a prefill of references says what they were (default: yes)",
+    )
+    group.add_argument(
+        "--gullible",
+        action=argparse.BooleanOptionalAction,
+        help="decodes whatever was handed over, as real workers do, instead of failing when it "
+        "is another request's (default: no)",
+    )
 
 
 def _add_trouble(group: argparse._ArgumentGroup) -> None:

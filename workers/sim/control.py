@@ -119,6 +119,7 @@ def snapshot(worker: SimWorker) -> dict[str, Any]:
         "kv_blocks": {"used": cache.used, "held": cache.held, "capacity": cache.capacity},
         "event_sequence": worker.events.sequence,
         "event_readers": worker.events.readers,
+        "transfers": {"held": worker.bootstrap.held, "fetched": worker.bootstrap.fetched},
     }
 
 

@@ -7,10 +7,12 @@ import time
 from collections.abc import Awaitable, Callable
 
 import grpc
+import numpy as np
 
 from router.wire import engine
 from workers.sim import constrained, handoff, output, sampling
 from workers.sim.answer import compose
+from workers.sim.bootstrap import Bootstrap, fetch
 from workers.sim.faults import Trouble
 from workers.sim.job import Job
 from workers.sim.messages import Speech
@@ -36,11 +38,13 @@ class Engine:
         reader: PromptReader,
         scheduler: Scheduler,
         stats: Stats,
+        bootstrap: Bootstrap,
     ) -> None:
         self._options = options
         self._reader = reader
         self._scheduler = scheduler
         self._stats = stats
+        self._bootstrap = bootstrap
         self._jobs: dict[str, list[Job]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -60,9 +64,10 @@ class Engine:
                 job.kill()
 
     def abort(self, request_id: str) -> None:
-        """Ends every job of that id; unknown ids are no error."""
+        """Ends every job of that id, and what it handed over; unknown ids are no error."""
         for job in self._jobs.get(request_id, ()):
             job.abort()
+        self._bootstrap.drop(request_id)
 
     async def idle(self, timeout: float) -> bool:
         """Whether no job is left, after waiting at most `timeout` seconds for it."""
@@ -79,6 +84,10 @@ class Engine:
         self._refuse_at_once(request, trouble)
         options = self._options()
         transfer = handoff.read(request, options)
+        if isinstance(transfer, handoff.Remote):
+            transfer = await self._fetch(request, transfer, send)
+            if transfer is None:
+                return
         prompt = await self._read(request, transfer)
         wanted = sampling.read(request.sampling_params, len(prompt.ids), options.max_context)
         job = Job(
@@ -93,7 +102,7 @@ class Engine:
         )
         speech = Speech(job, wanted, options.style, request.stream)
         if isinstance(transfer, handoff.Outgoing):
-            send = _with_handoff(send, request, prompt, options)
+            send = self._with_handoff(send, request, prompt, transfer)
         self._enter(job)
         try:
             await self._scheduler.admit(job)
@@ -129,6 +138,31 @@ class Engine:
             )
         self._scheduler.check_queue()
 
+    async def _fetch(
+        self, request: engine.GenerateRequest, remote: handoff.Remote, send: Send
+    ) -> handoff.Incoming | None:
+        """Waits for the cache of a prefill elsewhere; None when the request was aborted meanwhile.
+
+        It can be aborted while it waits, like any other request.
+        """
+        waiting = Job(request.request_id, np.empty(0, np.uint32), (), ())
+        fetching = asyncio.create_task(fetch(remote, self._options().transfer_timeout))
+        fetching.add_done_callback(lambda _: waiting.wake())
+        self._enter(waiting)
+        try:
+            await waiting.pause(None)
+            if not waiting.ended:
+                return await fetching
+        finally:
+            self._leave(waiting)
+            fetching.cancel()
+        self._check_alive()
+        self._stats.aborted += 1
+        for index in range(max(1, request.sampling_params.n)):
+            complete = engine.GenerateComplete(index=index, finish_reason="abort")
+            await send(engine.GenerateResponse(complete=complete))
+        return None
+
     def _check_alive(self) -> None:
         if self.dead is not None:
             raise Refused(grpc.StatusCode.INTERNAL, f"The engine has died: {self.dead}.")
@@ -136,15 +170,17 @@ class Engine:
     async def _read(
         self, request: engine.GenerateRequest, transfer: handoff.Handoff | None
     ) -> Prompt:
-        handed = transfer.sights if isinstance(transfer, handoff.Incoming) else None
+        incoming = transfer if isinstance(transfer, handoff.Incoming) else None
         try:
-            prompt = await self._reader.read(request, handed)
+            prompt = await self._reader.read(request, incoming.sights if incoming else None)
             self._check_length(len(prompt.ids))
         except EngineKilled as killed:
             if not self._options().mortal:
                 raise invalid(f"This would kill a real engine: {killed}.") from killed
             self.die(str(killed))
         self._check_alive()
+        if incoming and not self._options().gullible:
+            _check_prompt(prompt, incoming)
         return prompt
 
     def _check_length(self, tokens: int) -> None:
@@ -170,6 +206,25 @@ class Engine:
             del self._jobs[job.request_id]
         if not self._jobs:
             self._idle.set()
+
+    def _with_handoff(
+        self,
+        send: Send,
+        request: engine.GenerateRequest,
+        prompt: Prompt,
+        transfer: handoff.Outgoing,
+    ) -> Send:
+        """`send`, with what a decode worker needs in every Complete, or at the bootstrap."""
+
+        async def filled(response: engine.GenerateResponse) -> None:
+            complete = response.complete
+            if response.HasField("complete"):
+                handoff.fill(complete, request, prompt, self._options())
+                if transfer.transfer_id and complete.finish_reason == "length":
+                    await self._bootstrap.post(transfer.transfer_id, request.request_id, prompt)
+            await send(response)
+
+        return filled
 
     async def _speak(self, speech: Speech, trouble: Trouble, send: Send) -> None:
         """Sends the choices step by step, all of them in turn."""
@@ -232,14 +287,6 @@ def _choice(
     return output.write(constrained.shape(sentence, params), wanted.rules)
 
 
-def _with_handoff(
-    send: Send, request: engine.GenerateRequest, prompt: Prompt, options: SimOptions
-) -> Send:
-    """`send`, with what a decode worker needs in every Complete."""
-
-    async def filled(response: engine.GenerateResponse) -> None:
-        if response.HasField("complete") and response.complete.finish_reason != "abort":
-            handoff.fill(response.complete, request, prompt, options)
-        await send(response)
-
-    return filled
+def _check_prompt(prompt: Prompt, incoming: handoff.Incoming) -> None:
+    if handoff.digest(prompt.ids) != incoming.prompt:
+        raise Refused(grpc.StatusCode.INTERNAL, "the transferred cache is of another prompt")

@@ -1,8 +1,10 @@
-"""From a prefill worker to a decode worker, as the NIXL connector of vLLM words it.
+"""From a prefill worker to a decode worker, as vLLM's connectors word it.
 
-The prefill's Complete carries a JSON object that the decode request carries on
-as it is. A real decode worker pulls the cache by what the object names; here
-the object itself holds what the encoder saw.
+NIXL: the prefill's Complete carries a JSON object that the decode request
+carries on as it is. A real decode worker pulls the cache by what the object
+names; here the object itself holds what a transfer would bring. Mooncake: both
+requests carry an id that their sender made up, and the decode worker fetches
+the transfer of that id from the prefill worker's bootstrap endpoint.
 """
 
 from __future__ import annotations
@@ -14,32 +16,51 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 
 from router.wire import common, engine
 from workers.sim.kvcache import Placed
 from workers.sim.options import SimOptions
 from workers.sim.picture import Grid, Sight
-from workers.sim.prompt import PAD_IDS, Prompt
+from workers.sim.prompt import PAD_IDS, Ids, Prompt
 from workers.sim.refused import invalid
+
+MOONCAKE = "MooncakeConnector"
 
 _MODALITIES = {"image": common.IMAGE, "video": common.VIDEO}
 # Our own key among the connector's: what a transfer of the cache would carry.
-_SIGHTS = "sim_sights"
+_TRANSFER = "sim_transfer"
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """The request prefills for a decode worker elsewhere."""
+    """The request prefills for a decode worker elsewhere; `transfer_id` is Mooncake's."""
+
+    transfer_id: str = ""
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """The request goes on from a prefill elsewhere, which saw `sights` (by identifier)."""
+    """The request goes on from a prefill elsewhere.
+
+    `sights` are what its encoder saw, by identifier; `prompt` is the digest of
+    the expanded ids whose cache is handed over.
+    """
 
     sights: Mapping[str, Sight]
+    prompt: str
 
 
-Handoff = Outgoing | Incoming
+@dataclass(frozen=True)
+class Remote:
+    """Where an `Incoming` is to be fetched."""
+
+    transfer_id: str
+    engine_id: str
+    bootstrap: str
+
+
+Handoff = Outgoing | Incoming | Remote
 
 
 def read(request: engine.GenerateRequest, options: SimOptions) -> Handoff | None:
@@ -56,16 +77,55 @@ def read(request: engine.GenerateRequest, options: SimOptions) -> Handoff | None
         raise invalid("kv_transfer_params_json is not JSON") from error
     if not isinstance(params, dict):
         raise invalid("kv_transfer_params_json is not a JSON object")
+    if not (params.get("do_remote_decode") or params.get("do_remote_prefill")):
+        return None
+    return _mooncake(params) if options.kv_connector == MOONCAKE else _nixl(params)
+
+
+def _nixl(params: Mapping[str, Any]) -> Handoff:
     if params.get("do_remote_decode"):
         return Outgoing()
-    if not params.get("do_remote_prefill"):
-        return None
     if not params.get("remote_engine_id") or not params.get("remote_request_id"):
         raise invalid("kv_transfer_params_json names no remote engine and request")
+    return unpack(params.get(_TRANSFER))
+
+
+def _mooncake(params: Mapping[str, Any]) -> Handoff:
+    def named(name: str) -> str:
+        value = params.get(name)
+        if not isinstance(value, str) or not value:
+            raise invalid(f"kv_transfer_params_json has no {name}")
+        return value
+
+    transfer_id = named("transfer_id")
+    if params.get("do_remote_decode"):
+        return Outgoing(transfer_id)
+    bootstrap = named("remote_bootstrap_addr")
+    if not bootstrap.startswith("http://"):
+        raise invalid("remote_bootstrap_addr is not http://HOST:PORT")
+    return Remote(transfer_id, named("remote_engine_id"), bootstrap)
+
+
+def digest(ids: Ids) -> str:
+    """Names the expanded prompt `ids` (uint32 [n])."""
+    return blake3(np.ascontiguousarray(ids, dtype="<u4").tobytes()).hexdigest()
+
+
+def pack(prompt: Prompt) -> dict[str, Any]:
+    """What a transfer of the prompt's cache would carry, for JSON."""
+    sights = {
+        placed.identifier: asdict(seen.sight)
+        for placed, seen in zip(prompt.placed, prompt.seen, strict=True)
+    }
+    return {"prompt": digest(prompt.ids), "sights": sights}
+
+
+def unpack(transfer: Any) -> Incoming:
+    """The other side of `pack`. Refused with INVALID_ARGUMENT for anything else."""
     try:
-        return Incoming(_sights(params.get(_SIGHTS, {})))
-    except (TypeError, ValueError, AttributeError) as error:
-        raise invalid("kv_transfer_params_json comes from no simulated worker") from error
+        return Incoming(_sights(transfer["sights"]), str(transfer["prompt"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise invalid("the transfer comes from no simulated worker") from error
 
 
 def fill(
@@ -74,24 +134,27 @@ def fill(
     prompt: Prompt,
     options: SimOptions,
 ) -> None:
-    """Puts into a prefill's Complete what its decode worker needs."""
-    complete.kv_transfer_params_json = json.dumps(
-        {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_engine_id": options.kv_engine_id or "sim",
-            "remote_request_id": request.request_id,
-            "remote_block_ids": list(range(-(-len(prompt.ids) // options.block_size))),
-            "remote_host": "127.0.0.1",
-            "remote_port": 0,
-            "tp_size": 1,
-            _SIGHTS: {
-                placed.identifier: asdict(seen.sight)
-                for placed, seen in zip(prompt.placed, prompt.seen, strict=True)
-            },
-        }
-    )
-    if request.HasField("media_refs"):
+    """Puts into a prefill's Complete what its decode worker needs.
+
+    As in a real worker that is nothing where the answer has ended already.
+    """
+    if complete.finish_reason != "length":
+        return
+    if options.kv_connector != MOONCAKE:
+        complete.kv_transfer_params_json = json.dumps(
+            {
+                "do_remote_prefill": True,
+                "do_remote_decode": False,
+                "remote_engine_id": options.kv_engine_id or "sim",
+                "remote_request_id": request.request_id,
+                "remote_block_ids": list(range(-(-len(prompt.ids) // options.block_size))),
+                "remote_host": "127.0.0.1",
+                "remote_port": 0,
+                "tp_size": 1,
+                _TRANSFER: pack(prompt),
+            }
+        )
+    if request.HasField("media_refs") and options.media_identity:
         complete.media_identity.CopyFrom(_identity(prompt))
 
 

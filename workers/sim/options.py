@@ -72,6 +72,14 @@ class SimOptions:
     pairing_protocol: str = ""
     shm_namespace_id: str = ""
     data_parallel_size: int = 1
+    # HOST:PORT at which a Mooncake prefill worker hands over; empty for none.
+    bootstrap: str = ""
+    # How long a decode worker waits for its transfer.
+    transfer_timeout: float = 30.0
+    # Whether a prefill of media references says what they were.
+    media_identity: bool = True
+    # Decodes whatever was handed over, and tells nobody that it is not what was asked for.
+    gullible: bool = False
 
     # ---- Manners and trouble ----
     # Whose message style it has: the Python servicer's or the Rust one's.
@@ -89,7 +97,13 @@ class SimOptions:
         for name in ("max_context", "max_num_seqs", "tokens_per_chunk", "block_size", "kv_blocks"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("prefill_rate", "time_per_output_token", "warmup", "media_timeout"):
+        for name in (
+            "prefill_rate",
+            "time_per_output_token",
+            "warmup",
+            "media_timeout",
+            "transfer_timeout",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} cannot be negative: {getattr(self, name)}")
         if self.heartbeat <= 0:

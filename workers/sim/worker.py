@@ -16,6 +16,7 @@ from grpc_reflection.v1alpha import reflection
 
 from router.wire import ENGINE_SERVICE
 from router.wire.vllm_engine_pb2_grpc import add_VllmEngineServicer_to_server
+from workers.sim.bootstrap import Bootstrap
 from workers.sim.bundle import family_of, model_files, pack
 from workers.sim.engine import Engine
 from workers.sim.events import EventHub
@@ -66,6 +67,9 @@ CHANGEABLE = frozenset(
         "served_model",
         "style",
         "mortal",
+        "media_identity",
+        "gullible",
+        "transfer_timeout",
     }
 )
 
@@ -97,7 +101,8 @@ class SimWorker:
             MediaReferences(self._current, family, files, self.encoder) if family else None
         )
         reader = PromptReader(self._current, family, self.encoder, self._references, self._threads)
-        self.engine = Engine(self._current, reader, self.scheduler, self.stats)
+        self.bootstrap = Bootstrap(lambda: self.options.kv_engine_id)
+        self.engine = Engine(self._current, reader, self.scheduler, self.stats, self.bootstrap)
         self.servicer = SimServicer(
             self._current,
             self.engine,
@@ -108,6 +113,8 @@ class SimWorker:
             pack(files),
         )
         self.address = ""
+        # HOST:PORT at which transfers are fetched, where the options ask for it.
+        self.bootstrap_address = ""
         self._health = HealthServicer()
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -124,6 +131,8 @@ class SimWorker:
         await self.set_serving(False)
         await server.start()
         self._server = server
+        if self.options.bootstrap:
+            self.bootstrap_address = await self.bootstrap.start(self.options.bootstrap)
         self._tasks.append(asyncio.create_task(self._beat()))
         if self.options.warmup:
             self._tasks.append(asyncio.create_task(self._warm_up()))
@@ -140,6 +149,7 @@ class SimWorker:
             with suppress(asyncio.CancelledError):
                 await task
         self._tasks.clear()
+        await self.bootstrap.stop()
         if self._server is not None:
             await self._server.stop(grace)
             self._server = None
