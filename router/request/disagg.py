@@ -10,40 +10,40 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from router.faults import Fault, Reason
-from router.fleet.breaker import CallResult
-from router.fleet.role import effective_role
-from router.fleet.worker import Lease, Role, Worker
+from router.fleet.capability import Capability
+from router.fleet.worker import Role, Worker
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
-from router.policy.base import Policy, RoutingView
-from router.policy.least_load import LeastLoad
+from router.policy.base import RoutingView
 from router.request import failure, relay
 from router.request.constraint import WireConstraint
 from router.request.dispatch import Attempt, Dispatcher, Journey, Once, Order
-from router.request.failure import Again, PassThrough
+from router.request.failure import PassThrough
 from router.request.legs import (
     BOOTSTRAP_LABEL,
     MOONCAKE,
     Handoff,
     decode_body,
-    incompatibility,
+    identifies,
     mooncake_handoff,
     prefill_body,
 )
+from router.request.pair import Pair, Pairing
 from router.request.prepared import Body
-from router.request.relay import AttemptFailed
-from router.request.select import Survey, pick
+from router.request.relay import AttemptFailed, Write
 from router.wire import engine
 
 _log = get_logger("request")
 
-Stream = Callable[[Attempt, bytes], Awaitable[None]]
-"""Calls a worker with these bytes and relays its answer to the client."""
+_ALONE = frozenset({Role.DECODE, Role.BOTH})
+# What these say is about the request, whichever leg says it.
+_OF_THE_REQUEST = frozenset(
+    {Reason.MESSAGE_TOO_LARGE} | {r for r in Reason if r.name.startswith("MEDIA_")}
+)
 
 
 @dataclass(frozen=True)
@@ -72,241 +72,252 @@ class LegFault(Fault):
 
 
 @dataclass(frozen=True)
-class Pair:
-    prefill: Lease
-    decode: Lease
+class Exchange:
+    """What one request brings to each of its attempts.
 
+    `body` makes the body anew, so that nobody keeps it: it holds megabytes,
+    which are let go at the first output. `stream` calls a worker with these
+    bytes (and whether they refer to media) and relays its answer to the
+    client, `write` tells the client something else.
+    """
 
-def is_disaggregated(workers: Sequence[Worker]) -> bool:
-    """Whether a model is served by pairs: it has workers for either leg."""
-    roles = {effective_role(worker) for worker in workers}
-    return {Role.PREFILL, Role.DECODE} <= roles
+    body: Callable[[], Body]
+    stream: Callable[[Attempt, bytes, bool], Awaitable[None]]
+    write: Write
 
 
 class Pairs:
     """Carries out orders on pairs of workers."""
 
     def __init__(self, dispatcher: Dispatcher, metrics: Metrics, settings: PairSettings) -> None:
-        self.settings = settings
+        self.pairing = Pairing(dispatcher)
         self._dispatcher = dispatcher
         self._metrics = metrics
-        # The decode leg is chosen by load alone: it computes no prompt.
-        self._decode_policy: Policy = LeastLoad(dispatcher.rng)
+        self._settings = settings
 
-    def surveys(
-        self, constraint: WireConstraint, tried: frozenset[Worker] = frozenset()
-    ) -> tuple[Survey, Survey]:
-        """Every prefill and every decode worker against one constraint."""
-        return (
-            self._dispatcher.survey(_for_role(constraint, Role.PREFILL), tried),
-            self._dispatcher.survey(_for_role(constraint, Role.DECODE), tried),
-        )
+    def check(self, constraint: WireConstraint) -> None:
+        """Raises the `Fault` of a request that nobody could have now, whatever its length."""
+        self.pairing.check(constraint, alone=self._settings.min_tokens > 0)
 
-    def direct(self, order: Order) -> Order | None:
-        """The order for a decode worker alone, where its prompt is too short to be worth a pair."""
-        if order.view.prompt_tokens >= self.settings.min_tokens:
+    def alone(
+        self, constraint: WireConstraint, view: RoutingView, params: engine.SamplingParams
+    ) -> WireConstraint | None:
+        """The constraint of one worker that does both; None for a request that takes a pair.
+
+        A short prompt is not worth the handoff, while a worker is free to
+        compute it. Logprobs of the prompt have whoever computed it, so a decode
+        leg could not tell them.
+        """
+        single = replace(constraint, roles=_ALONE)
+        if params.HasField("prompt_logprobs"):
+            return single
+        if view.prompt_tokens >= self._settings.min_tokens:
             return None
-        alone = replace(order, constraint=_for_role(order.constraint, Role.DECODE))
-        return alone if self._dispatcher.survey(alone.constraint).admissible else None
-
-    def select(self, order: Order, tried: frozenset[Worker]) -> Pair:
-        """Chooses and reserves both legs in one uninterrupted step. Raises `Fault`."""
-        prefill, decode = self._choose(order.constraint, order.view, tried)
-        first = prefill.lease(order.view.prompt_tokens)
-        # The prompt is computed on the other side.
-        second = decode.lease(0)
-        if first is None or second is None:
-            for lease in (first, second):
-                if lease is not None:
-                    lease.release(CallResult.NEUTRAL)
-            raise Fault(Reason.NO_AVAILABLE_WORKER, "a leg of the pair was taken meanwhile")
-        self._dispatcher.policy.reserved(order.view, prefill)
-        return Pair(first, second)
+        return single if self._dispatcher.survey(single).admissible else None
 
     def would_pick(self, constraint: WireConstraint, view: RoutingView) -> str:
         """The pair that would be chosen now, as `PREFILL+DECODE`; empty when there is none."""
         try:
-            prefill, decode = self._choose(constraint, view, frozenset())
+            prefill, decode = self.pairing.choose(constraint, view)
         except Fault:
             return ""
         return f"{prefill.address}+{decode.address}"
 
-    def _choose(
-        self, constraint: WireConstraint, view: RoutingView, tried: frozenset[Worker]
-    ) -> tuple[Worker, Worker]:
-        prefills, decodes = self.surveys(constraint, tried)
-        for seen in (prefills, decodes):
-            if not seen.admissible:
-                raise seen.fault(retry_after=self._dispatcher.shed_hint)
-        candidates = [p for p in prefills.admissible if _partners(p, decodes.admissible)]
-        if not candidates:
-            raise _no_pair(prefills.admissible, decodes.admissible)
-        prefill = candidates[pick(self._dispatcher.policy, view, candidates)]
-        partners = _partners(prefill, decodes.admissible)
-        return prefill, partners[pick(self._decode_policy, view, partners)]
-
-    def once(self, body: Callable[[], Body], stream: Stream, journey: Journey) -> Once:
+    def once(self, exchange: Exchange, journey: Journey) -> Once:
         """One attempt with a fresh pair, in the form that `Dispatcher.run` asks for."""
 
         async def attempt(
             order: Order, tried: frozenset[Worker]
         ) -> tuple[AttemptFailed | None, frozenset[Worker]]:
-            pair = self.select(order, tried)
-            workers = frozenset({pair.prefill.worker, pair.decode.worker})
+            pair = self.pairing.reserve(order.constraint, order.view, tried)
             try:
-                await self._carry(order, pair, body(), stream, journey)
+                legs = Legs(self._dispatcher, self._metrics, self._settings, order, pair, exchange)
+                journey.attempts += 1
+                journey.worker = f"{legs.prefill.worker.address}+{legs.decode.worker.address}"
+                journey.progress = legs.decode.progress
+                await legs.run()
             except AttemptFailed as failed:
-                return failed, workers
+                return failed, pair.workers
             finally:
-                # Whatever was not released by its own leg.
-                pair.prefill.release(CallResult.NEUTRAL)
-                pair.decode.release(CallResult.NEUTRAL)
-            return None, workers
+                pair.release()
+            return None, pair.workers
 
         return attempt
 
-    async def _carry(
-        self, order: Order, pair: Pair, body: Body, stream: Stream, journey: Journey
-    ) -> None:
-        prefill = self._dispatcher.attempt(order, pair.prefill.worker)
-        decode = self._dispatcher.attempt(order, pair.decode.worker)
-        capability = pair.prefill.worker.capability
-        minted = ""
-        if capability is not None and capability.kv_connector == MOONCAKE:
-            minted = f"xfer-{uuid.uuid4().hex}"
-        first = prefill_body(body, minted)
-        journey.attempts += 1
-        journey.worker = f"{prefill.worker.address}+{decode.worker.address}"
-        journey.progress = decode.progress
-        try:
-            if minted and not body.request.HasField("media_refs"):
-                await self._at_once(order, pair, (prefill, decode), first, body, minted, stream)
-            else:
-                handoff = await self._prefill(order, pair.prefill, prefill, first)
-                if minted and capability is not None:
-                    known = self._mooncake(prefill.worker, minted)
-                    handoff = replace(known, identity=handoff.identity)
-                await self._decode(order, pair.decode, decode, body, handoff, stream)
-        finally:
-            if prefill.progress.completes and not decode.progress.started:
-                # Blocks wait on the prefill side for a decode that will not fetch them.
-                self._dispatcher.abort_soon(prefill)
 
-    async def _at_once(
+class Legs:
+    """One attempt at one request: a call of either worker of a pair."""
+
+    def __init__(
         self,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        settings: PairSettings,
         order: Order,
         pair: Pair,
-        attempts: tuple[Attempt, Attempt],
-        first: Body,
-        body: Body,
-        minted: str,
-        stream: Stream,
+        exchange: Exchange,
     ) -> None:
-        prefill, decode = attempts
-        handoff = self._mooncake(prefill.worker, minted)
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._prefill(order, pair.prefill, prefill, first))
-                group.create_task(self._decode(order, pair.decode, decode, body, handoff, stream))
-        except BaseExceptionGroup as failed:
-            raise _first_failed(failed) from None
+        self.prefill = dispatcher.attempt(order, pair.prefill.worker)
+        self.decode = dispatcher.attempt(order, pair.decode.worker)
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._settings = settings
+        self._order = order
+        self._pair = pair
+        self._exchange = exchange
+        request = exchange.body().request
+        self._choices = max(1, request.sampling_params.n)
+        self._references = len(request.media_refs.items)
+        self._transfer_id = ""
+        if _capability(self.prefill.worker).kv_connector == MOONCAKE:
+            self._transfer_id = f"xfer-{uuid.uuid4().hex}"
+        # Whether the prefill worker may hold blocks for a decode worker to fetch.
+        self._holding = False
 
-    async def _prefill(self, order: Order, lease: Lease, attempt: Attempt, body: Body) -> Handoff:
-        completes: list[engine.GenerateComplete] = []
+    async def run(self) -> None:
+        """Raises `AttemptFailed`; CancelledError, or what `write` raises, when the client is
+        gone. Whatever happens, both calls are over when this returns.
+        """
+        try:
+            if self._transfer_id and not self._references:
+                await self._at_once()
+            else:
+                await self._one_after_the_other()
+        finally:
+            if self._holding and not self.decode.progress.started:
+                self._dispatcher.abort_soon(self.prefill)
+
+    async def _one_after_the_other(self) -> None:
+        handoff = await self._run_prefill()
+        if handoff is None:
+            await self._tell_aborted()
+            return
+        if self._transfer_id:
+            handoff = replace(self._agreed_handoff(), identity=handoff.identity)
+        await self._run_decode(handoff)
+
+    async def _at_once(self) -> None:
+        prefill = asyncio.create_task(self._run_prefill(), name=f"prefill {self.prefill.id}")
+        decode = asyncio.create_task(
+            self._run_decode(self._agreed_handoff()), name=f"decode {self.decode.id}"
+        )
+        try:
+            await asyncio.wait((prefill, decode), return_when=asyncio.FIRST_COMPLETED)
+            if prefill.done() and not self.decode.progress.started:
+                # A decode leg that speaks has all that it needs; before that it waits in vain.
+                prefill.result()
+            await decode
+        finally:
+            prefill.cancel()
+            decode.cancel()
+            await asyncio.gather(prefill, decode, return_exceptions=True)
+
+    # -- The legs
+
+    async def _run_prefill(self) -> Handoff | None:
+        """What the leg left for the decode leg; None when the client had it aborted."""
+        left: Handoff | None = None
 
         async def exchange(attempt: Attempt) -> None:
+            nonlocal left
+            completes: list[engine.GenerateComplete] = []
+
             async def collect(message: bytes) -> None:
                 response = engine.GenerateResponse.FromString(message)
                 if response.HasField("complete"):
                     completes.append(response.complete)
 
-            await self._stream(attempt, body.wire(attempt.id), collect, order.remote_media)
+            body = prefill_body(self._exchange.body(), self._transfer_id)
+            call = self._dispatcher.call(attempt, body.wire(attempt.id))
+            del body
+            self._holding = True
+            await relay.stream(
+                call,
+                collect,
+                choices=1,
+                limits=self._dispatcher.limits,
+                progress=attempt.progress,
+                remote_media=self._references > 0,
+                on_first=lambda: None,
+            )
+            if attempt.aborted:
+                self._holding = False
+            else:
+                left = self._handoff(completes)
 
-        failed = await self._dispatcher.carry(order, lease, attempt, exchange)
+        failed = await self._dispatcher.carry(
+            self._order, self._pair.prefill, self.prefill, exchange
+        )
         if failed is not None:
-            raise _leg_failed("prefill", failed, started=False)
-        complete = completes[-1]
-        identity = complete.media_identity if complete.HasField("media_identity") else None
-        return Handoff(complete.kv_transfer_params_json, identity)
+            self._holding = False
+            raise _of_leg("prefill", failed)
+        return left
 
-    async def _decode(
-        self,
-        order: Order,
-        lease: Lease,
-        attempt: Attempt,
-        body: Body,
-        handoff: Handoff,
-        stream: Stream,
-    ) -> None:
-        if not handoff.transfer_params:
-            raise AttemptFailed(failure.no_handoff())
-        if body.request.HasField("media_refs") and handoff.identity is None:
-            self._metrics.missing_identity.inc()
-            _log.warning("no_media_identity", worker=attempt.worker.address)
-        second = decode_body(body, handoff, refetch=self.settings.refetch)
+    def _handoff(self, completes: list[engine.GenerateComplete]) -> Handoff:
+        """Raises `AttemptFailed` when there is nothing to go on from."""
+        complete = next((c for c in completes if c.kv_transfer_params_json), completes[-1])
+        if complete.finish_reason in ("abort", "error"):
+            raise AttemptFailed(failure.no_handoff(f"ended with {complete.finish_reason}"))
+        if not complete.kv_transfer_params_json and not self._transfer_id:
+            raise AttemptFailed(failure.no_handoff("returned no transfer parameters"))
+        return Handoff(complete.kv_transfer_params_json, self._identity(complete))
+
+    def _identity(self, complete: engine.GenerateComplete) -> engine.MediaIdentity | None:
+        if not self._references:
+            return None
+        if identifies(complete.media_identity, self._references):
+            return complete.media_identity
+        self._metrics.missing_identity.inc()
+        if not self._settings.refetch:
+            raise AttemptFailed(failure.no_identity())
+        _log.warning("no_media_identity", worker=self.prefill.worker.address)
+        return None
+
+    async def _run_decode(self, handoff: Handoff) -> None:
+        refetching = self._references > 0 and handoff.identity is None
 
         async def exchange(attempt: Attempt) -> None:
-            await stream(attempt, second.wire(attempt.id))
+            body = decode_body(self._exchange.body(), handoff)
+            wire = body.wire(attempt.id)
+            del body
+            relaying = self._exchange.stream(attempt, wire, refetching)
+            del wire
+            await relaying
 
-        failed = await self._dispatcher.carry(order, lease, attempt, exchange)
+        failed = await self._dispatcher.carry(self._order, self._pair.decode, self.decode, exchange)
         if failed is not None:
-            raise _leg_failed("decode", failed, started=attempt.progress.started)
+            raise _of_leg("decode", failed)
 
-    async def _stream(
-        self, attempt: Attempt, wire: bytes, write: relay.Write, remote_media: bool
-    ) -> None:
-        call = self._dispatcher.call(attempt, wire)
-        await relay.stream(
-            call,
-            write,
-            choices=1,
-            limits=self._dispatcher.limits,
-            progress=attempt.progress,
-            remote_media=remote_media,
-            on_first=lambda: None,
-        )
-
-    def _mooncake(self, worker: Worker, transfer_id: str) -> Handoff:
-        engine_id = worker.capability.kv_engine_id if worker.capability else ""
+    def _agreed_handoff(self) -> Handoff:
+        """What the decode leg of a Mooncake pair is told, which is known before any answer."""
+        worker = self.prefill.worker
         port = worker.labels.get(BOOTSTRAP_LABEL)
-        return mooncake_handoff(worker.address, port, engine_id, transfer_id)
+        engine_id = _capability(worker).kv_engine_id
+        return mooncake_handoff(worker.address, port, engine_id, self._transfer_id)
+
+    async def _tell_aborted(self) -> None:
+        """The end of every choice, for a client that aborted its request before any output."""
+        for index in range(self._choices):
+            self.decode.progress.finish_reasons.append("abort")
+            complete = engine.GenerateComplete(
+                index=index,
+                finish_reason="abort",
+                prompt_tokens=self.prefill.progress.prompt_tokens,
+            )
+            await self._exchange.write(
+                engine.GenerateResponse(complete=complete).SerializeToString()
+            )
 
 
-def _for_role(constraint: WireConstraint, role: Role) -> WireConstraint:
-    return replace(constraint, roles=frozenset({role}))
+def _capability(worker: Worker) -> Capability:
+    assert worker.capability is not None, "nobody is admitted unread"
+    return worker.capability
 
 
-def _partners(prefill: Worker, decodes: list[Worker]) -> list[Worker]:
-    return [d for d in decodes if _difference(prefill, d) is None]
-
-
-def _difference(prefill: Worker, decode: Worker) -> str | None:
-    if prefill.capability is None or decode.capability is None:
-        return "metadata_unknown"
-    return incompatibility(prefill.capability, decode.capability)
-
-
-def _no_pair(prefills: list[Worker], decodes: list[Worker]) -> Fault:
-    causes = Counter(_difference(p, d) or "" for p in prefills for d in decodes)
-    cause, _ = causes.most_common(1)[0]
-    return Fault(
-        Reason.NO_COMPATIBLE_PAIR,
-        f"no prefill worker can hand over to a decode worker: they differ in {cause}",
-        metadata={"cause": cause, "prefill": str(len(prefills)), "decode": str(len(decodes))},
-    )
-
-
-def _leg_failed(leg: str, failed: AttemptFailed, *, started: bool) -> AttemptFailed:
-    """A leg's failure as the pair's: named, unless it is the client's own."""
-    if isinstance(failed.why.fault, PassThrough):
+def _of_leg(leg: str, failed: AttemptFailed) -> AttemptFailed:
+    """A leg's failure as the pair's: named, unless it is the request's own."""
+    fault = failed.why.fault
+    named = fault.reason is Reason.LEG_FAILED
+    if named or isinstance(fault, PassThrough) or fault.reason in _OF_THE_REQUEST:
         return failed
-    why = replace(
-        failed.why,
-        fault=LegFault(leg, failed.why.fault),
-        again=Again.NO if started else failed.why.again,
-    )
-    return AttemptFailed(why)
-
-
-def _first_failed(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    return group.exceptions[0]
+    return AttemptFailed(replace(failed.why, fault=LegFault(leg, fault)))

@@ -36,12 +36,16 @@ _ABORT_TIMEOUT = 2.0
 
 @dataclass
 class Attempt:
-    """One call of one worker. `id` is the request id that the worker sees."""
+    """One call of one worker. `id` is the request id that the worker sees.
+
+    `aborted` says that the worker was asked to end it.
+    """
 
     worker: Worker
     id: str
     deadline: float
     progress: Progress = field(default_factory=Progress)
+    aborted: bool = False
 
     def time_left(self) -> float:
         """Seconds until the request's deadline, at least a little."""
@@ -49,6 +53,7 @@ class Attempt:
 
     async def tell_abort(self) -> None:
         """Asks the worker to end the request; a worker that cannot be asked has ended it."""
+        self.aborted = True
         try:
             await self.worker.stub.Abort(
                 engine.AbortRequest(request_ids=[self.id]), timeout=_ABORT_TIMEOUT

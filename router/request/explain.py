@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from router.media.intake import MediaIntake
 from router.policy.base import RoutingView
-from router.request.constraint import Cause
 from router.request.pipeline import Decided, Pipeline, Record
 from router.request.prepared import Prepared
 from router.request.select import Judgement, pick
@@ -33,7 +32,11 @@ class Explainer:
         constraint = self._pipeline.constraint(decided, prepared)
         dispatcher = self._pipeline.dispatcher
         pairs = self._pipeline.pairs
-        surveys = pairs.surveys(constraint) if decided.pairs else (dispatcher.survey(constraint),)
+        view = RoutingView(prepared.prompt_tokens, routing_key)
+        paired = decided.pairs
+        if paired and (alone := pairs.alone(constraint, view, request.sampling_params)):
+            constraint, paired = alone, False
+        surveys = pairs.pairing.surveys(constraint) if paired else (dispatcher.survey(constraint),)
         shown = admin.ExplainResponse(
             model=decided.model,
             items=_items(decided, prepared),
@@ -44,15 +47,12 @@ class Explainer:
                 _worker(judgement, dispatcher.now())
                 for seen in surveys
                 for judgement in seen.judgements
-                # A worker of a pair's other leg is judged there.
-                if not (decided.pairs and judgement.cause is Cause.OTHER_ROLE)
             ],
             policy=dispatcher.policy.name,
             prompt_tokens=anchors,
             estimated_tokens=prepared.prompt_tokens,
         )
-        view = RoutingView(prepared.prompt_tokens, routing_key)
-        if decided.pairs:
+        if paired:
             shown.picked = pairs.would_pick(constraint, view)
         elif candidates := surveys[0].admissible:
             shown.picked = candidates[pick(dispatcher.policy, view, candidates)].address

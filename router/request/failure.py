@@ -158,13 +158,26 @@ def removed(*, started: bool) -> Failure:
     )
 
 
-def no_handoff() -> Failure:
-    """A prefill leg that ended well and left nothing for the decode leg."""
+def no_handoff(why: str) -> Failure:
+    """A prefill leg whose stream was whole and left nothing for the decode leg."""
     return Failure(
         Fault(
             Reason.LEG_FAILED,
-            "the prefill worker returned no transfer parameters",
-            metadata={"leg": "prefill", "cause": "no_transfer_params"},
+            f"the prefill worker {why}",
+            metadata={"leg": "prefill", "cause": "no_handoff"},
+        ),
+        CallResult.FAILURE,
+        Again.YES,
+    )
+
+
+def no_identity() -> Failure:
+    """A prefill leg that does not say what the media were that it processed."""
+    return Failure(
+        Fault(
+            Reason.LEG_FAILED,
+            "the prefill worker returned no identity of every media item",
+            metadata={"leg": "prefill", "cause": "no_media_identity"},
         ),
         CallResult.NEUTRAL,
         Again.YES,

@@ -8,20 +8,22 @@ answer for whatever picture it remembers.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from router.faults import Fault, Reason
+from google.protobuf.message import Message
+
 from router.fleet.capability import Capability
 from router.request.prepared import Body
 from router.wire import engine
 
-NIXL, MOONCAKE = "NixlConnector", "MooncakeConnector"
+MOONCAKE = "MooncakeConnector"
 
 # Where a Mooncake prefill worker answers for its transfers unless a label says otherwise.
 _BOOTSTRAP_PORT = "8998"
 BOOTSTRAP_LABEL = "mooncake_bootstrap_port"
+
+_MEDIA = frozenset({"media_refs", "mm_inputs", "extra_mm_inputs"})
 
 
 @dataclass(frozen=True)
@@ -33,50 +35,63 @@ class Handoff:
 
 
 def prefill_body(body: Body, transfer_id: str) -> Body:
-    """The prefill leg's request: one token, one choice, and the wish to decode elsewhere.
+    """The prefill leg's request: one token, and the wish to decode elsewhere.
 
     `transfer_id` is the router's own, empty for connectors that make theirs.
+    The token is thrown away, so the ways of choosing it are left out; and it
+    must not end the answer, since a worker hands over only what goes on.
     """
     request = engine.GenerateRequest()
     request.CopyFrom(body.request)
+    asked = body.request.sampling_params
+    request.sampling_params.Clear()
     params = request.sampling_params
-    params.max_tokens = 1
-    params.min_tokens = min(params.min_tokens, 1)
-    params.n = 1
+    params.temperature, params.max_tokens, params.n, params.ignore_eos = 0.0, 1, 1, True
+    if asked.HasField("truncate_prompt_tokens"):
+        params.truncate_prompt_tokens = asked.truncate_prompt_tokens
     request.stream = False
     wish: dict[str, object] = {"do_remote_decode": True, "do_remote_prefill": False}
     if transfer_id:
         wish["transfer_id"] = transfer_id
+    request.ClearField("kv_transfer_params")
     request.kv_transfer_params_json = json.dumps(wish)
     return Body(request, body.batches)
 
 
-def decode_body(body: Body, handoff: Handoff, *, refetch: bool) -> Body:
+def decode_body(body: Body, handoff: Handoff) -> Body:
     """The decode leg's request: no pixels, and the identity of every item.
 
-    References are replaced by the identity that the prefill leg returned.
-    Where it returned none they go along once more if `refetch` is set, else
-    `Fault` LEG_FAILED is raised.
+    References are replaced by the identity that the prefill leg returned;
+    where it returned none they go along once more.
     """
-    request = engine.GenerateRequest()
-    request.CopyFrom(body.request)
+    whole = body.request
+    request = _without_media(whole)
+    request.ClearField("kv_transfer_params")
     request.kv_transfer_params_json = handoff.transfer_params
-    if request.HasField("media_refs"):
-        if handoff.identity is not None:
-            _put_identity(request, handoff.identity)
-        elif not refetch:
-            raise Fault(
-                Reason.LEG_FAILED,
-                "the prefill worker returned no identity of the media",
-                metadata={"leg": "prefill", "cause": "no_media_identity"},
-            )
-        return Body(request)
-    _put_batches(request, (batch.head for batch in body.batches))
-    for inputs in (request.mm_inputs, *request.extra_mm_inputs):
-        _drop_pixels(inputs)
-    if not body.batches and not body.request.HasField("mm_inputs"):
-        request.ClearField("mm_inputs")
+    if not whole.HasField("media_refs"):
+        batches = [batch.head for batch in body.batches]
+        if not batches and whole.HasField("mm_inputs"):
+            batches = [whole.mm_inputs, *whole.extra_mm_inputs]
+        for position, batch in enumerate(batches):
+            place = request.extra_mm_inputs.add() if position else request.mm_inputs
+            place.CopyFrom(_without_pixels(batch))
+    elif handoff.identity is not None:
+        _put_identity(request, handoff.identity)
+    else:
+        request.media_refs.CopyFrom(whole.media_refs)
     return Body(request)
+
+
+def identifies(identity: engine.MediaIdentity, items: int) -> bool:
+    """Whether an identity names every one of a request's media items, and where it stands."""
+    batches = [identity.mm_inputs, *identity.extra_mm_inputs]
+    tokens = len(identity.prompt_token_ids)
+    places = [place for batch in batches for place in batch.mm_placeholders]
+    return (
+        len(places) == items
+        and all(len(b.mm_hashes) == len(b.mm_placeholders) and all(b.mm_hashes) for b in batches)
+        and all(place.length and place.offset + place.length <= tokens for place in places)
+    )
 
 
 def mooncake_handoff(worker: str, port: str | None, engine_id: str, transfer_id: str) -> Handoff:
@@ -95,44 +110,64 @@ def mooncake_handoff(worker: str, port: str | None, engine_id: str, transfer_id:
     return Handoff(json.dumps(params))
 
 
-def _put_batches(request: engine.GenerateRequest, heads: Iterable[engine.MultimodalInputs]) -> None:
-    for position, head in enumerate(heads):
-        (request.extra_mm_inputs.add() if position else request.mm_inputs).CopyFrom(head)
-
-
-def _put_identity(request: engine.GenerateRequest, identity: engine.MediaIdentity) -> None:
-    request.ClearField("media_refs")
-    del request.tokenized.input_ids[:]
-    request.tokenized.input_ids.extend(identity.prompt_token_ids)
-    if identity.HasField("mm_inputs"):
-        request.mm_inputs.CopyFrom(identity.mm_inputs)
-    request.extra_mm_inputs.extend(identity.extra_mm_inputs)
-
-
-def _drop_pixels(inputs: engine.MultimodalInputs) -> None:
-    key = inputs.encoder_input_key or "pixel_values"
-    inputs.ClearField("pixel_values")
-    inputs.ClearField("encoder_input_key")
-    inputs.flat_keys.pop(key, None)
-    kept = [name for name in inputs.batched_keys if name != key]
-    del inputs.batched_keys[:]
-    inputs.batched_keys.extend(kept)
-
-
 def incompatibility(prefill: Capability, decode: Capability) -> str | None:
-    """The name of the first thing that two workers of a pair must have alike and have not.
+    """The name of the first thing that keeps two workers from being a pair; None for nothing.
 
-    What one of them does not say is no difference.
+    Both must say the same of their caches, and name the connector. A pairing
+    protocol, which not every worker has, must be the same where both have one.
     """
+    if not prefill.kv_connector:
+        return "kv_connector"
     for name in (
         "kv_connector",
         "kv_cache_dtype",
         "block_size",
         "attention_backend",
         "model_dtype",
-        "pairing_protocol",
     ):
-        ours, theirs = getattr(prefill, name), getattr(decode, name)
-        if ours and theirs and ours != theirs:
+        if getattr(prefill, name) != getattr(decode, name):
             return name
+    ours, theirs = prefill.pairing_protocol, decode.pairing_protocol
+    if ours and theirs and ours != theirs:
+        return "pairing_protocol"
+    if prefill.kv_connector == MOONCAKE and not prefill.kv_engine_id:
+        # A decode leg asks for the transfer by it.
+        return "kv_engine_id"
     return None
+
+
+def _without_media(request: engine.GenerateRequest) -> engine.GenerateRequest:
+    """A copy without media, whose megabytes are not even touched."""
+    copy = engine.GenerateRequest()
+    for field, value in request.ListFields():
+        if field.name in _MEDIA:
+            continue
+        if isinstance(value, Message):
+            getattr(copy, field.name).CopyFrom(value)
+        else:
+            setattr(copy, field.name, value)
+    return copy
+
+
+def _without_pixels(inputs: engine.MultimodalInputs) -> engine.MultimodalInputs:
+    key = inputs.encoder_input_key or "pixel_values"
+    identity = engine.MultimodalInputs(
+        modality=inputs.modality,
+        mm_placeholders=inputs.mm_placeholders,
+        mm_hashes=inputs.mm_hashes,
+        batched_keys=[name for name in inputs.batched_keys if name != key],
+        flat_keys={name: sizes for name, sizes in inputs.flat_keys.items() if name != key},
+        keep_on_cpu_keys=inputs.keep_on_cpu_keys,
+    )
+    if inputs.HasField("im_token_id"):
+        identity.im_token_id = inputs.im_token_id
+    for name, tensor in inputs.model_specific_tensors.items():
+        identity.model_specific_tensors[name].CopyFrom(tensor)
+    return identity
+
+
+def _put_identity(request: engine.GenerateRequest, identity: engine.MediaIdentity) -> None:
+    del request.tokenized.input_ids[:]
+    request.tokenized.input_ids.extend(identity.prompt_token_ids)
+    request.mm_inputs.CopyFrom(identity.mm_inputs)
+    request.extra_mm_inputs.extend(identity.extra_mm_inputs)

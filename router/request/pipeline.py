@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from router.faults import Fault, Reason
@@ -22,10 +22,11 @@ from router.policy.base import RoutingView
 from router.request import migrate, relay
 from router.request.admission import Admission
 from router.request.constraint import WireConstraint, wanted_pixels
-from router.request.disagg import Pairs, is_disaggregated
+from router.request.disagg import Exchange, Pairs
 from router.request.dispatch import Attempt, Dispatcher, Journey, Order, unary
 from router.request.failure import movable
 from router.request.migrate import Continuation
+from router.request.pair import is_disaggregated
 from router.request.plan import MediaPlan, plan
 from router.request.prepare import Preparer
 from router.request.prepared import Body, Prepared
@@ -154,7 +155,7 @@ class Pipeline:
                 remote_media=ready.constraint.requires_media_refs,
             )
 
-            async def stream(attempt: Attempt, wire: bytes) -> None:
+            async def stream(attempt: Attempt, wire: bytes, remote_media: bool) -> None:
                 call = self.dispatcher.call(attempt, wire)
                 del wire
                 try:
@@ -164,7 +165,7 @@ class Pipeline:
                         choices=choices,
                         limits=self.dispatcher.limits,
                         progress=attempt.progress,
-                        remote_media=order.remote_media,
+                        remote_media=remote_media,
                         on_first=ready.first_output,
                         through=ready.through,
                     )
@@ -174,14 +175,17 @@ class Pipeline:
                     raise
 
             async def exchange(attempt: Attempt) -> None:
-                await stream(attempt, ready.body.wire(attempt.id))
+                await stream(attempt, ready.body.wire(attempt.id), order.remote_media)
 
             journey = record.journey
-            if ready.pairs and not (direct := self.pairs.direct(order)):
-                once = self.pairs.once(lambda: ready.body, stream, journey)
-            else:
-                order = direct if ready.pairs and direct else order
-                once = self.dispatcher.single(exchange, journey)
+            once = self.dispatcher.single(exchange, journey)
+            if ready.pairs:
+                params = ready.body.request.sampling_params
+                if alone := self.pairs.alone(order.constraint, order.view, params):
+                    order = replace(order, constraint=alone)
+                else:
+                    once = self.pairs.once(Exchange(lambda: ready.body, stream, write), journey)
+                del params
             await self.dispatcher.run(order, once, journey)
 
     async def embed(
@@ -315,7 +319,11 @@ class Pipeline:
         """No work for a request that nobody can have; without media there is no work."""
         if decided.resolution.mode is Mode.NONE:
             return
-        seen = self.dispatcher.survey(self.first_constraint(decided))
+        constraint = self.first_constraint(decided)
+        if decided.pairs:
+            self.pairs.check(constraint)
+            return
+        seen = self.dispatcher.survey(constraint)
         if not seen.admissible:
             raise self._fault_of(seen)
 

@@ -1,0 +1,142 @@
+"""Choosing two workers for one request, and reserving both in one step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from router.faults import Fault, Reason
+from router.fleet.breaker import CallResult
+from router.fleet.role import effective_role
+from router.fleet.worker import Lease, Role, Worker
+from router.policy.base import Policy, RoutingView
+from router.policy.least_load import LeastLoad
+from router.request.constraint import Cause, WireConstraint
+from router.request.dispatch import Dispatcher
+from router.request.legs import incompatibility
+from router.request.select import Survey, pick
+
+_LEGS = (Role.PREFILL, Role.DECODE)
+
+
+def is_disaggregated(workers: Sequence[Worker]) -> bool:
+    """Whether a model's requests go to pairs.
+
+    They do once it has workers for both legs; and while it has workers for one
+    leg and none that does both, since nobody else could serve it.
+    """
+    roles = {effective_role(worker) for worker in workers}
+    legs = roles & set(_LEGS)
+    return len(legs) == len(_LEGS) or (bool(legs) and Role.BOTH not in roles)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two reserved workers."""
+
+    prefill: Lease
+    decode: Lease
+
+    @property
+    def workers(self) -> frozenset[Worker]:
+        return frozenset({self.prefill.worker, self.decode.worker})
+
+    def release(self) -> None:
+        """Gives back whatever no call has given back."""
+        self.prefill.release(CallResult.NEUTRAL)
+        self.decode.release(CallResult.NEUTRAL)
+
+
+class Pairing:
+    """Chooses pairs: the prefill leg by the policy, the decode leg by load alone.
+
+    A decode leg computes no prompt, so what it has cached of it is worth nothing.
+    """
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+        self._decode_policy: Policy = LeastLoad(dispatcher.rng)
+
+    def surveys(self, constraint: WireConstraint) -> tuple[Survey, Survey]:
+        """Every prefill and every decode worker, against one constraint."""
+        prefills, decodes = (self._survey(constraint, role) for role in _LEGS)
+        return prefills, decodes
+
+    def check(self, constraint: WireConstraint, *, alone: bool) -> None:
+        """Raises the `Fault` that a selection would raise now.
+
+        With `alone` a decode worker by itself is enough.
+        """
+        if alone:
+            self._admissible(constraint, Role.DECODE)
+        else:
+            self._candidates(constraint, frozenset())
+
+    def choose(
+        self, constraint: WireConstraint, view: RoutingView, tried: frozenset[Worker] = frozenset()
+    ) -> tuple[Worker, Worker]:
+        """The pair to take now. Raises `Fault`."""
+        candidates = self._candidates(constraint, tried)
+        prefills = list(candidates)
+        prefill = prefills[pick(self._dispatcher.policy, view, prefills)]
+        partners = candidates[prefill]
+        return prefill, partners[pick(self._decode_policy, view, partners)]
+
+    def reserve(
+        self, constraint: WireConstraint, view: RoutingView, tried: frozenset[Worker]
+    ) -> Pair:
+        """Chooses and reserves both legs in one uninterrupted step. Raises `Fault`."""
+        prefill, decode = self.choose(constraint, view, tried)
+        first = prefill.lease(view.prompt_tokens)
+        # The prompt is computed on the other side.
+        second = decode.lease(0)
+        assert first is not None and second is not None, "admitted in this very step"
+        self._dispatcher.policy.reserved(view, prefill)
+        return Pair(first, second)
+
+    def _candidates(
+        self, constraint: WireConstraint, tried: frozenset[Worker]
+    ) -> dict[Worker, list[Worker]]:
+        """Prefill workers with the decode workers that fit each.
+
+        Workers tried before come in only where no pair can be made without them.
+        """
+        prefills, decodes = (self._admissible(constraint, role) for role in _LEGS)
+        for firsts in ([p for p in prefills if p not in tried], prefills):
+            for seconds in ([d for d in decodes if d not in tried], decodes):
+                fitting = {p: [d for d in seconds if not _difference(p, d)] for p in firsts}
+                candidates = {p: partners for p, partners in fitting.items() if partners}
+                if candidates:
+                    return candidates
+        raise _no_pair(prefills, decodes)
+
+    def _admissible(self, constraint: WireConstraint, role: Role) -> list[Worker]:
+        seen = self._survey(constraint, role)
+        if not seen.admissible:
+            fault = seen.fault(retry_after=self._dispatcher.shed_hint)
+            fault.metadata["leg"] = role.value
+            raise fault
+        return seen.admissible
+
+    def _survey(self, constraint: WireConstraint, role: Role) -> Survey:
+        seen = self._dispatcher.survey(replace(constraint, roles=frozenset({role})))
+        # The other leg's workers are judged there.
+        own = [j for j in seen.judgements if j.cause is not Cause.OTHER_ROLE]
+        return replace(seen, judgements=own)
+
+
+def _difference(prefill: Worker, decode: Worker) -> str | None:
+    ours, theirs = prefill.capability, decode.capability
+    assert ours is not None and theirs is not None, "nobody is admitted unread"
+    return incompatibility(ours, theirs)
+
+
+def _no_pair(prefills: list[Worker], decodes: list[Worker]) -> Fault:
+    causes = Counter(_difference(p, d) or "" for p in prefills for d in decodes)
+    cause, _ = causes.most_common(1)[0]
+    return Fault(
+        Reason.NO_COMPATIBLE_PAIR,
+        f"no prefill worker can hand over to a decode worker: {cause} keeps them apart",
+        metadata={"cause": cause, "prefill": str(len(prefills)), "decode": str(len(decodes))},
+    )
