@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from router.vision.plan import PixelFormat
 from router.vision.tensors import Batch, serialize
-from router.wire import engine
+from router.wire import common, engine
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,17 @@ class Body:
         if self.batches:
             return serialize(self.request, self.batches)
         return self.request.SerializeToString()
+
+    def wire_shared(self, request_id: str, handles: Sequence[common.ShmHandle]) -> bytes:
+        """As `wire`, with each batch's pixels in the shared memory that its handle names."""
+        self.request.request_id = request_id
+        tensors = engine.GenerateRequest()
+        for position, (batch, handle) in enumerate(zip(self.batches, handles, strict=True)):
+            inputs = tensors.extra_mm_inputs.add() if position else tensors.mm_inputs
+            inputs.CopyFrom(batch.head)
+            inputs.pixel_values.shm.CopyFrom(handle)
+        # Messages of one type concatenate.
+        return self.request.SerializeToString() + tensors.SerializeToString()
 
 
 @dataclass(frozen=True)
