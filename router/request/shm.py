@@ -172,7 +172,7 @@ def _write(path: Path, batches: Sequence[Batch]) -> None:
     try:
         for batch in batches:
             for array in batch.payload:
-                _write_all(segment, memoryview(array.reshape(-1).view(np.uint8)))
+                _write_all(segment, array.reshape(-1).view(np.uint8).data)
     finally:
         os.close(segment)
 

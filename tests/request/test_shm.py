@@ -19,6 +19,7 @@ from router.request.prepared import Body
 from router.request.shm import SharedMemory
 from router.vision.tensors import Batch
 from router.wire import engine
+from tests.serving import eventually
 
 
 def batch(seed: int, rows: int = 64) -> Batch:
@@ -115,10 +116,7 @@ async def test_leaving_while_it_is_written_leaves_nothing(
     with pytest.raises(asyncio.CancelledError):
         await sharing
     go_on.set()
-    async with asyncio.timeout(10):
-        # The thread's end reaches the loop in turns of the loop.
-        while files(tmp_path) or len(asyncio.all_tasks()) > 1:
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not files(tmp_path), "the segment is gone")
 
 
 def test_what_a_killed_router_left_is_swept_and_what_a_living_one_has_stays(
