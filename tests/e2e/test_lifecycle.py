@@ -53,7 +53,7 @@ class Process:
     async def counts(self, labels: str) -> None:
         """Waits until /metrics has a sample with these labels."""
         async with asyncio.timeout(END):
-            while labels not in (await self.get("/metrics"))[1]:
+            while labels not in (await self.get("/metrics"))[1]:  # noqa: ASYNC110 - asks a server
                 await asyncio.sleep(0.01)
 
     async def ended(self) -> int:

@@ -1,0 +1,155 @@
+"""Pictures from elsewhere: how often they are fetched, by whom, and what is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import grpc
+
+from router.wire import common
+from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
+from tests.media.server import fixed, running
+from tests.serving import (
+    PICTURE,
+    data_url,
+    eventually,
+    image,
+    refusal_of,
+    seeing,
+    serving,
+    streamed,
+    tokenized,
+)
+from workers.sim import SimOptions, SimWorker
+
+TENSORS_ONLY = SimOptions(mm_processor="")
+
+
+async def test_a_picture_on_the_web_gives_the_same_answer_in_both_modes() -> None:
+    async with (
+        running() as host,
+        serving(TENSORS_ONLY, media_allow_private_hosts=True) as router,
+        serving(SimOptions(), media_allow_private_hosts=True) as worker,
+    ):
+        host.routes["/photo.jpg"] = fixed(image("photo_640x480.jpg"))
+        request = seeing(f"{PICTURE}Look.", host.url("/photo.jpg?sig=1"))
+        here = await router.say(request)
+        assert len(host.requests) == 1
+        there = await worker.say(request)
+        assert len(host.requests) == 2, "the worker fetches it, and the router does not"
+        assert here == there
+        (received,) = worker.workers[0].stats.received
+        assert received.request.media_refs.items[0].url == host.url("/photo.jpg?sig=1")
+
+
+async def test_a_request_fetches_its_picture_once_whatever_its_workers_do() -> None:
+    options = SimOptions(mm_processor="", faults=("1*fail=UNAVAILABLE",))
+    async with (
+        running() as host,
+        serving(options, options, media_allow_private_hosts=True, media_cache_bytes=0) as served,
+    ):
+        host.routes["/photo.jpg"] = fixed(image("photo_640x480.jpg"))
+        url = host.url("/photo.jpg")
+        await served.generate(seeing(PICTURE * 2, url, url))
+        assert sum(w.stats.calls["Generate"] for w in served.workers) == 3
+        assert len(host.requests) == 1
+
+
+async def test_a_request_that_no_worker_can_have_fetches_nothing() -> None:
+    async with (
+        running() as host,
+        serving(TENSORS_ONLY, media_allow_private_hosts=True, retry_max_attempts=1) as served,
+    ):
+        host.routes["/photo.jpg"] = fixed(image("photo_640x480.jpg"))
+        await served.workers[0].set_serving(False)
+        await eventually(lambda: not served.app.registry.routable)
+        refused = await served.refusal(seeing(PICTURE, host.url("/photo.jpg")))
+        assert refused.reason == "NO_AVAILABLE_WORKER"
+        assert host.connections == 0
+
+
+async def test_as_many_pictures_as_the_workers_take_are_taken() -> None:
+    for processor in ("", "inprocess"):
+        options = SimOptions(mm_processor=processor, item_limits=(("image", 128),))
+        async with serving(options) as served:
+            said = await served.say(seeing(PICTURE * 100, *[data_url("solid_61x43.bmp")] * 100))
+            assert "100 images" in said
+
+
+async def test_a_full_hd_picture_fits_a_message_as_floats() -> None:
+    options = SimOptions(mm_processor="", device_normalize=False, encoder_dtype="float32")
+    async with serving(options) as served:
+        await served.generate(seeing(PICTURE, data_url("photo_1920x1080.jpg")))
+        (received,) = served.workers[0].stats.received
+        assert received.request.mm_inputs.pixel_values.dtype == "float32"
+        assert received.wire_bytes > 20_000_000
+
+
+async def test_media_budget_and_tensors_are_let_go_at_the_first_output() -> None:
+    async with serving(TENSORS_ONLY, media_cache_bytes=0) as served:
+        budget = served.app._intake.budget
+        request = seeing(f"[[sim: hang-after-chunks=1]]{PICTURE}", data_url("photo_640x480.jpg"))
+        request.stream = True
+        call = served.stub.Generate(request, timeout=15)
+        await anext(aiter(call))
+        await eventually(lambda: budget.used.nbytes == 0)
+        assert served.worker().load.in_flight == 1
+        call.cancel()
+        await served.at_rest()
+
+
+async def test_no_line_of_the_log_holds_a_secret_or_a_picture() -> None:
+    sim = SimWorker(TENSORS_ONLY)
+    await sim.start("127.0.0.1:0")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "serve", "--listen", "127.0.0.1:0", "--http", ""),
+        *("--worker", sim.address, "--log-level", "debug", "--media-allow-private-hosts"),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        async with asyncio.timeout(60):
+            address = (await process.stdout.readline()).decode().split()[-1]
+        async with running() as host, grpc.aio.insecure_channel(address) as channel:
+            host.routes["/404"] = fixed(b"SECRET-BODY", status="404 Not Found")
+            stub = VllmEngineStub(channel)
+
+            async def refused(request: object) -> str:
+                async def call() -> None:
+                    async for _ in stub.Generate(request, timeout=30, wait_for_ready=True):
+                        pass
+
+                return (await refusal_of(call())).reason
+
+            while await refused(seeing(PICTURE, host.url("/404"))) == "NO_AVAILABLE_WORKER":  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            broken = "data:image/png;base64," + "U0VDUkVU" * 300_000
+            inline = tokenized(PICTURE)
+            inline.media_refs.items.add(modality=common.IMAGE, data=b"SECRET" * 100_000)
+            reasons = [
+                await refused(request)
+                for request in (
+                    seeing(PICTURE, host.url("/404?token=SECRET#SECRET")),
+                    seeing(PICTURE, "https://u:SECRET@example.com/x.jpg?token=SECRET"),
+                    seeing(PICTURE, "http://127.0.0.1:1/SECRET.png?token=SECRET"),
+                    seeing(PICTURE, broken),
+                    inline,
+                    seeing(PICTURE, "SECRET" * 10_000),
+                    seeing(PICTURE, "file:///SECRET"),
+                    streamed("[[sim: fail=INTERNAL]] SECRET"),
+                )
+            ]
+            assert "" not in reasons and "INTERNAL" not in reasons
+        process.terminate()
+        log = await process.stderr.read()
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await sim.stop(0)
+    assert log.count(b'"outcome"') >= 9
+    assert b"SECRET" not in log and b"U0VDUkVU" not in log
+    assert max(map(len, log.splitlines())) < 2048
