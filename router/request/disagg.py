@@ -137,7 +137,8 @@ class Pairs:
                 journey.progress = legs.decode.progress
                 await legs.run()
             except AttemptFailed as failed:
-                return failed, pair.workers
+                # As in `Dispatcher.carry`: a traceback would keep both calls.
+                return AttemptFailed(failed.why, grown=failed.grown), pair.workers
             finally:
                 pair.release()
             return None, pair.workers

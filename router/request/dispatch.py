@@ -242,7 +242,9 @@ class Dispatcher:
             )
             if failed.why.reread:
                 self._fleet.reread(worker)
-            return failed
+            # Not `failed` itself: its traceback leads to the call, and as long as anything
+            # does, the call's connection stays open, whether its channel is closed or not.
+            return AttemptFailed(failed.why, grown=failed.grown)
         finally:
             lease.release(result)
             self.running.remove(order.request_id, attempt)
