@@ -51,6 +51,21 @@ class Engine:
     slots: int = 256
 
 
+@dataclass(eq=False)
+class Seen:
+    """A worker as one router knows it."""
+
+    address: str
+    worker: SimWorker
+    resident: Resident
+    backlog: Backlog
+    generation: int = 1
+
+    @property
+    def expected_wait(self) -> float:
+        return self.backlog.pressure().wait(ORDINARY_RATE)
+
+
 @dataclass
 class Job:
     request: Request
@@ -87,16 +102,15 @@ class SimWorker:
     engine: Engine
     speed: float
     clock: Clock
-    resident: Resident
     block_size: int
-    generation: int = 1
+    reporting: bool
     # Seconds between which it gives no output.
     stall: tuple[float, float] = (math.inf, math.inf)
     times: list[tuple[float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.backlog = Backlog(self.clock)
-        self.backlog.slots = self.engine.slots
+        # One for each router.
+        self.seen: list[Seen] = []
         self.queue: deque[Job] = deque()
         self.prefilling: Job | None = None
         self.running = 0
@@ -110,13 +124,17 @@ class SimWorker:
         self._gone: list[int] = []
         self._telling = False
 
-    @property
-    def expected_wait(self) -> float:
-        return self.backlog.pressure().wait(ORDINARY_RATE)
+    def seen_by(self, index: PrefixIndex) -> Seen:
+        """This worker in the eyes of one more router."""
+        resident = Resident(index, self.block_size)
+        resident.reporting = self.reporting
+        backlog = Backlog(self.clock)
+        backlog.slots = self.engine.slots
+        self.seen.append(Seen(self.address, self, resident, backlog))
+        return self.seen[-1]
 
-    def take(self, request: Request, charged: int) -> None:
-        """The router sent a request, believing so many of its tokens not to be cached."""
-        place = self.backlog.reserve(charged, request.prompt)
+    def take(self, request: Request, place: Place) -> None:
+        """A router sent a request."""
         self.queue.append(Job(request, place, request.blocks.tolist()))
         self._begin()
 
@@ -185,7 +203,9 @@ class SimWorker:
         """What the engine says about itself every second."""
         begin, end = self.stall
         silence = self.clock.now - begin if begin < self.clock.now < end else 0.0
-        self.backlog.reported(self._uncached_pending(), silence)
+        pending = self._uncached_pending()
+        for seen in self.seen:
+            seen.backlog.reported(pending, silence)
 
     def _uncached_pending(self) -> int:
         total = self.prefilling.uncached if self.prefilling else 0
@@ -205,16 +225,15 @@ class SimWorker:
 
     def _deliver(self) -> None:
         self._telling = False
-        if not self.resident.reporting:
-            self._news, self._gone = [], []
-            return
-        holder = self.resident.holders[0]
-        for blocks, parent in self._news:
-            self.resident.index.store_keys(holder, blocks.view(np.int64), blocks, parent)
-        if self._gone:
-            hashes = np.array(self._gone, np.uint64).view(np.int64)
-            self.resident.index.apply(holder, Removed(hashes))
+        news, gone = self._news, np.array(self._gone, np.uint64).view(np.int64)
         self._news, self._gone = [], []
+        if not self.reporting:
+            return
+        for seen in self.seen:
+            holder, index = seen.resident.holders[0], seen.resident.index
+            for blocks, parent in news:
+                index.store_keys(holder, blocks.view(np.int64), blocks, parent)
+            index.apply(holder, Removed(gone))
 
 
 class TraceBlocks:
@@ -267,29 +286,33 @@ def simulate(
     *,
     reporting: bool = True,
     stall: float = 0.0,
+    routers: int = 1,
 ) -> Result:
     """One run; the first tenth of the requests warms the caches and is not counted."""
     started = time.thread_time()
     rng = random.Random(seed)
     clock = Clock()
-    index = PrefixIndex(IndexSettings(blocks=1 << 19), clock=clock)
-    fleet = []
-    for i in range(workers):
-        resident = Resident(index, trace.block_size)
-        resident.reporting = reporting
-        speed = 0.5 if i == workers // 2 else 1.0
-        fleet.append(SimWorker(f"w{i}", engine, speed, clock, resident, trace.block_size))
+    fleet = [
+        SimWorker(
+            f"w{i}", engine, 0.5 if i == workers // 2 else 1.0, clock, trace.block_size, reporting
+        )
+        for i in range(workers)
+    ]
     middle = trace.requests[-1].at / 2
     fleet[0].stall = (middle, middle + stall)
-    policy = make(trace, rng)
+    policies = []
+    for _ in range(routers):
+        index = PrefixIndex(IndexSettings(blocks=1 << 19), clock=clock)
+        policies.append((make(trace, rng), [worker.seen_by(index) for worker in fleet]))
     requests = iter(trace.requests)
 
     def arrive(request: Request) -> None:
+        policy, known = policies[rng.randrange(routers)]
         view = RoutingView(request.prompt, blocks=TraceBlocks(request))
-        chosen = fleet[policy.choose(view, fleet)]
-        charged = policy.charge(view, chosen)
+        chosen = known[policy.choose(view, known)]
+        place = chosen.backlog.reserve(policy.charge(view, chosen), request.prompt)
         policy.reserved(view, chosen)
-        chosen.take(request, charged)
+        chosen.worker.take(request, place)
         following = next(requests, None)
         if following is not None:
             clock.after(following.at - clock.now, lambda: arrive(following))
@@ -339,6 +362,7 @@ def main() -> None:
     )
     parser.add_argument("--mooncake", type=Path, nargs="*", default=[], help="JSONL traces")
     parser.add_argument("--only", nargs="*", help="names of traces")
+    parser.add_argument("--routers", type=int, default=1, help="that do not know of each other")
     parser.add_argument("--approximate", action="store_true", help="workers send no events")
     parser.add_argument("--plots", type=Path, help="folder for PNG files")
     given = parser.parse_args()
@@ -357,6 +381,7 @@ def main() -> None:
                         Engine(prefill_rate=given.rate),
                         reporting=not given.approximate,
                         stall=given.stall,
+                        routers=given.routers,
                     )
                     runs.setdefault((trace.name, name), []).append(result)
         show(workers, given.minutes, given.seeds, runs)
