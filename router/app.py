@@ -39,13 +39,15 @@ from router.request.prepare import Preparer
 from router.request.relay import Limits
 from router.request.retry import RetryBudget, RetrySettings
 from router.request.select import OverloadRule
+from router.request.shm import SharedMemory, namespace_id
 from router.rpc.admin import AdminService
 from router.rpc.engine import EngineService
 from router.rpc.fleet_view import FleetView
 from router.rpc.health import HealthFace
 from router.rpc.security import Security
 from router.units import format_duration, format_size
-from router.vision.backend.cpu import CpuBackend
+from router.vision.backend.base import Backend
+from router.vision.backend.choose import choose_backend
 from router.wire import ADMIN_SERVICE, ENGINE_SERVICE, router_pb2_grpc
 
 if TYPE_CHECKING:
@@ -92,7 +94,8 @@ class App:
             longest_call=settings.request_timeout,
         )
         self._intake = MediaIntake(media_limits(settings))
-        self._backend = CpuBackend()
+        self._backend = vision_backend(settings, self.metrics)
+        self._shared = shared_memory(settings)
         self.admission = Admission(
             settings.max_concurrent,
             settings.queue_size,
@@ -116,6 +119,7 @@ class App:
             ),
             load_interval=settings.load_interval,
             max_message_bytes=settings.max_message_bytes,
+            shared=self._shared,
         )
         self.pipeline = Pipeline(
             self.registry,
@@ -149,6 +153,8 @@ class App:
     async def run(self) -> None:
         """Serves until stopped. Raises `CannotStart`."""
         async with AsyncExitStack() as stack:
+            if self._shared is not None:
+                stack.callback(self._shared.close)
             stack.push_async_callback(self._intake.close)
             await stack.enter_async_context(self._http())
             simulated = await stack.enter_async_context(self._simulated())
@@ -420,6 +426,25 @@ def media_limits(settings: Settings) -> MediaLimits:
         ),
         video=VideoLimits(max_bytes=video),
     )
+
+
+def vision_backend(settings: Settings, metrics: Metrics) -> Backend:
+    """What resizes and packs pictures. Raises `CannotStart` when it is not to be had."""
+    try:
+        return choose_backend(settings.vision_backend, metrics.vision_fallbacks.inc)
+    except ValueError as error:
+        raise CannotStart(str(error)) from error
+
+
+def shared_memory(settings: Settings) -> SharedMemory | None:
+    """Shared memory for tensors, where this host has any."""
+    if settings.shm == "off" or not namespace_id():
+        return None
+    try:
+        return SharedMemory(settings.shm_min_bytes)
+    except OSError as error:
+        _log.warning("shm_off", why=error.strerror)
+        return None
 
 
 def accepted_schemes(settings: Settings) -> list[str]:

@@ -284,6 +284,13 @@ class Settings(BaseSettings):
     media_cache_bytes: Size = Field(
         512 << 20, ge=0, description="memory for fetched media and finished tensors; 0 for none"
     )
+    shm: Literal["auto", "off"] = Field(
+        "auto",
+        description="give tensors through /dev/shm to workers that see the same one",
+    )
+    shm_min_bytes: Size = Field(
+        1 << 20, gt=0, description="smaller tensors go in messages all the same"
+    )
     media_threads: int = Field(
         0, ge=0, description="threads that decode and pack; 0 for one per CPU"
     )

@@ -229,18 +229,19 @@ class Legs:
                     completes.append(response.complete)
 
             body = prefill_body(self._exchange.body(), self._transfer_id)
-            call = self._dispatcher.call(attempt, body.wire(attempt.id))
-            del body
-            self._holding = True
-            await relay.stream(
-                call,
-                collect,
-                choices=1,
-                limits=self._dispatcher.limits,
-                progress=attempt.progress,
-                remote_media=self._references > 0,
-                on_first=lambda: None,
-            )
+            async with self._dispatcher.sharing(body.batches, attempt) as handles:
+                call = self._dispatcher.call(attempt, body.wire(attempt.id, handles))
+                del body
+                self._holding = True
+                await relay.stream(
+                    call,
+                    collect,
+                    choices=1,
+                    limits=self._dispatcher.limits,
+                    progress=attempt.progress,
+                    remote_media=self._references > 0,
+                    on_first=lambda: None,
+                )
             if attempt.aborted:
                 self._holding = False
             else:

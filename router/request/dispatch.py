@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import grpc
@@ -27,7 +28,9 @@ from router.request.failure import Again, Failure
 from router.request.relay import AttemptFailed, Limits, Progress, being_cancelled, connect
 from router.request.retry import Attempts, RetryBudget, RetrySettings
 from router.request.select import OverloadRule, Survey, select, survey
-from router.wire import engine
+from router.request.shm import SharedMemory
+from router.vision.tensors import Batch
+from router.wire import common, engine
 
 _log = get_logger("request")
 
@@ -138,8 +141,10 @@ class Dispatcher:
         limits: Limits,
         load_interval: float,
         max_message_bytes: int = 512 << 20,
+        shared: SharedMemory | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        self._shared = shared
         self.limits = limits
         self.policy = policy
         self.running = Running()
@@ -250,6 +255,26 @@ class Dispatcher:
             self.running.remove(order.request_id, attempt)
             if worker.state is not WorkerState.GONE:
                 self._metrics.attempts.labels(worker.address, outcome).inc()
+
+    @asynccontextmanager
+    async def sharing(
+        self, batches: Sequence[Batch], attempt: Attempt
+    ) -> AsyncIterator[Sequence[common.ShmHandle] | None]:
+        """The batches' pixels in memory that the attempt's worker shares, for this one call.
+
+        None where they must go inline.
+        """
+        segment = None
+        if batches and self._shared is not None:
+            segment = await self._shared.share(batches, attempt.worker)
+        del batches
+        if segment is None:
+            yield None
+            return
+        try:
+            yield segment.handles
+        finally:
+            segment.unlink()
 
     def call(self, attempt: Attempt, wire: bytes) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
         """Begins a Generate. Raises `AttemptFailed` when `wire` is over the limit of a message."""

@@ -175,7 +175,11 @@ class Pipeline:
                     raise
 
             async def exchange(attempt: Attempt) -> None:
-                await stream(attempt, ready.body.wire(attempt.id), order.remote_media)
+                async with self.dispatcher.sharing(ready.body.batches, attempt) as handles:
+                    wire = ready.body.wire(attempt.id, handles)
+                    relaying = stream(attempt, wire, order.remote_media)
+                    del wire
+                    await relaying
 
             journey = record.journey
             once = self.dispatcher.single(exchange, journey)

@@ -21,16 +21,17 @@ class Body:
     request: engine.GenerateRequest
     batches: Sequence[Batch] = ()
 
-    def wire(self, request_id: str) -> bytes:
-        """The serialised request under the id that the worker is to see."""
-        self.request.request_id = request_id
-        if self.batches:
-            return serialize(self.request, self.batches)
-        return self.request.SerializeToString()
+    def wire(self, request_id: str, handles: Sequence[common.ShmHandle] | None = None) -> bytes:
+        """The serialised request under the id that the worker is to see.
 
-    def wire_shared(self, request_id: str, handles: Sequence[common.ShmHandle]) -> bytes:
-        """As `wire`, with each batch's pixels in the shared memory that its handle names."""
+        With `handles`, one a batch, the pixels are in shared memory, and the
+        message says where.
+        """
         self.request.request_id = request_id
+        if not self.batches:
+            return self.request.SerializeToString()
+        if handles is None:
+            return serialize(self.request, self.batches)
         tensors = engine.GenerateRequest()
         for position, (batch, handle) in enumerate(zip(self.batches, handles, strict=True)):
             inputs = tensors.extra_mm_inputs.add() if position else tensors.mm_inputs

@@ -52,7 +52,7 @@ async def test_a_worker_finds_every_batch_where_its_handle_says(
     segment = await memory.share(batches, worker(memory.namespace))
     assert segment is not None
     body = Body(engine.GenerateRequest(text="x"), batches)
-    request = engine.GenerateRequest.FromString(body.wire_shared("id-1", segment.handles))
+    request = engine.GenerateRequest.FromString(body.wire("id-1", segment.handles))
     assert (request.request_id, request.text) == ("id-1", "x")
     for sent, inputs in zip(batches, [request.mm_inputs, *request.extra_mm_inputs], strict=True):
         handle = inputs.pixel_values.shm
