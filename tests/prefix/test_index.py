@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from router.prefix import approximate, blocks, holdings, match
 from router.prefix.blocks import PromptBlocks, root_key, run_keys
 from router.prefix.changes import Cleared, Removed, Stored, Tier
 from router.prefix.index import IndexSettings, PrefixIndex
+from router.prefix.warm import compile_ahead
 
 SIZE = 4
 
@@ -300,3 +302,29 @@ def test_memory_stays_flat_under_endless_prompts() -> None:
         if i in (20_000, 39_999):
             sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
     assert sizes[1] - sizes[0] < 8 << 20
+
+
+def test_nothing_is_left_to_compile_once_warm() -> None:
+    compile_ahead()
+    loops = (
+        blocks._prompt_pass,
+        blocks._run_pass,
+        holdings.store,
+        holdings.take,
+        holdings.leave,
+        holdings.key_of,
+        match.walk,
+        match.touch_chain,
+        approximate._expect,
+        approximate._forget,
+    )
+    before = [len(loop.signatures) for loop in loops]
+    test_agrees_with_a_plain_model()
+    it = index()
+    a = it.join()
+    it.apply(a, stored(prompt(2)))
+    it.apply(a, stored(prompt(3)[2 * SIZE :], first=-(2**63), parent=101))
+    it.expect(a, keys(prompt(3)), 5)
+    assert it.match(keys(prompt(3)), [a]).blocks[a] == 3
+    it.leave(a)
+    assert [len(loop.signatures) for loop in loops] == before
