@@ -6,6 +6,7 @@ when first asked for, and again only when a test has killed it.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
@@ -29,6 +30,9 @@ HOME = Path(
 MODEL = HOME / "tiny-qwen3vl"
 MODEL_NAME = "tiny-qwen3vl"
 
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
 # On two busy cores three workers load at once for some minutes.
 START_TIMEOUT = 420.0
 STOP_TIMEOUT = 30.0
@@ -37,8 +41,8 @@ STOP_TIMEOUT = 30.0
 KINDS: Mapping[str, tuple[str, ...]] = {
     # Takes references, wants raw pixels, reports its cache.
     "refs": ("--mm-processor", "inprocess", "--kv-events"),
-    # Takes tensors only, wants raw pixels.
-    "tensors": ("--mm-processor", "off"),
+    # Takes tensors only, wants raw pixels, reports its cache.
+    "tensors": ("--mm-processor", "off", "--kv-events"),
     # Takes references, wants normalised floats.
     "floats": ("--mm-processor", "inprocess", "--", "--no-mm-device-do-normalize"),
 }
@@ -216,8 +220,14 @@ class Stack:
                 stderr=out,
                 text=True,
                 start_new_session=True,
+                preexec_fn=_end_with_us,
             )
         return popen, log
+
+
+def _end_with_us() -> None:
+    """Runs in the child: when the tests themselves are killed, nothing stays behind."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:

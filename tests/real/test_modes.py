@@ -184,6 +184,17 @@ async def test_several_pictures_keep_their_order(
 
 
 @pytest.mark.parametrize("mode", [engine.ROUTER, engine.WORKER], ids=["router", "worker"])
+async def test_one_picture_may_come_twice(
+    stack: Stack, refs_worker: Worker, mode: engine.MmProcessing
+) -> None:
+    router = router_for(stack, refs_worker)
+    ids = prompt(IMAGE, " and ", IMAGE, " Compare.")
+    urls = [ref(data_url("photo_333x517_422.jpg"))] * 2
+    direct = await fresh(refs_worker, refs_worker.address, request(ids, *urls))
+    same(direct, await fresh(refs_worker, router.address, request(ids, *urls, mode=mode)))
+
+
+@pytest.mark.parametrize("mode", [engine.ROUTER, engine.WORKER], ids=["router", "worker"])
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
 async def test_several_choices_come_back_complete(
     stack: Stack, refs_worker: Worker, mode: engine.MmProcessing, stream: bool
