@@ -11,7 +11,15 @@ from router.prefix.blocks import Keys
 
 
 class Blocks(Protocol):
-    """A prompt's KV blocks; computed when asked for, kept for the next question."""
+    """A prompt's KV blocks; computed when asked for, kept for the next question.
+
+    `exact` is False where media go by another identity than the worker will
+    report, such as that of a URL the router has not looked behind: then blocks
+    with media match our own decisions, and no worker's reports.
+    """
+
+    @property
+    def exact(self) -> bool: ...
 
     def keys(self, block_size: int) -> Keys:
         """Keys of the full blocks of so many tokens, uint64 [blocks]."""

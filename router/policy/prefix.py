@@ -94,7 +94,8 @@ class Prefix(Policy):
         keys = view.blocks.keys(resident.block_size)
         resident.index.use(keys)
         settings = self._settings
-        ttl = settings.event_bridge if resident.reporting else settings.approximate_ttl
+        confirmed = resident.reporting and view.blocks.exact
+        ttl = settings.event_bridge if confirmed else settings.approximate_ttl
         resident.expect(keys, ttl)
 
     def _credit(self, view: RoutingView) -> float:

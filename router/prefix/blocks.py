@@ -122,13 +122,17 @@ def _ids(tokens: Tokens) -> Tokens:
 
 @dataclass(frozen=True)
 class PromptBlocks:
-    """A prompt whose block keys are computed when first asked for, per block size."""
+    """A prompt whose block keys are computed when first asked for, per block size.
+
+    `exact` says that the media's identifiers are those that workers report.
+    """
 
     tokens: Tokens
     media: Sequence[MediaSpan] = ()
     lora: str = ""
     salt: str = ""
     seed: int = PROCESS_SEED
+    exact: bool = True
     _keys: dict[int, Keys] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def keys(self, block_size: int) -> Keys:

@@ -239,6 +239,8 @@ class SimWorker:
 class TraceBlocks:
     """A trace's block ids as keys."""
 
+    exact = True
+
     def __init__(self, request: Request) -> None:
         self._blocks = request.blocks
 

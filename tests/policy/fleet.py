@@ -41,6 +41,8 @@ def prompt(blocks: int, start: int = 0) -> RoutingView:
 class Counted:
     """Blocks that tell how often their keys were asked for."""
 
+    exact = True
+
     def __init__(self, view: RoutingView) -> None:
         assert view.blocks is not None
         self._blocks = view.blocks

@@ -6,12 +6,14 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from router.fleet.pressure import Pressure
 from router.policy.base import RoutingView
 from router.policy.prefix import Prefix
 from router.policy.settings import PolicySettings
+from router.prefix.blocks import PromptBlocks
 from tests.policy.fleet import SIZE, Counted, FakeWorker, fleet, prompt
 
 RATE = 1000.0
@@ -185,4 +187,7 @@ def test_expectations_last_longer_where_nothing_is_reported() -> None:
     policy().reserved(prompt(5), workers[0])
     resident.reporting = True
     policy().reserved(prompt(5), workers[0])
-    assert seen == [120.0, 30.0]
+    # No report will ever name a URL's picture by our name for it.
+    by_url = PromptBlocks(np.arange(80, dtype=np.uint32), exact=False)
+    policy().reserved(RoutingView(80, blocks=by_url), workers[0])
+    assert seen == [120.0, 30.0, 120.0]
