@@ -16,6 +16,7 @@ from router.fleet.registry import Registry
 from router.fleet.worker import Worker, WorkerState
 from router.observe.logging import get_logger
 from router.request.pipeline import Pipeline
+from router.request.relay import being_cancelled
 from router.wire import common, engine
 
 _log = get_logger("fleet")
@@ -154,6 +155,9 @@ class FleetView:
         for worker, answer in zip(workers, answers, strict=True):
             if isinstance(answer, grpc.aio.AioRpcError):
                 failed.append(f"{worker.address}: {answer.code().name}")
+            elif isinstance(answer, asyncio.CancelledError):
+                # Its channel was closed under the call; were it us, gather had raised.
+                failed.append(f"{worker.address}: removed")
             elif isinstance(answer, BaseException):
                 raise answer
             elif not answer.success:
@@ -206,8 +210,10 @@ def _chunks(archive: bytes, sha256: str) -> Iterator[common.GetTokenizerChunk]:
 async def _load_of(worker: Worker, position: int) -> engine.SchedulerLoad:
     try:
         answer = await worker.stub.GetLoads(engine.GetLoadsRequest(), timeout=_RPC_TIMEOUT)
-    except grpc.aio.AioRpcError as error:
-        _log.debug("load_unknown", worker=worker.address, why=error.code().name)
+    except (grpc.aio.AioRpcError, asyncio.CancelledError) as error:
+        if being_cancelled():
+            raise
+        _log.debug("load_unknown", worker=worker.address, why=type(error).__name__)
         return engine.SchedulerLoad(
             dp_rank=position,
             num_running_reqs=worker.load.in_flight,
