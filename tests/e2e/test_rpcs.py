@@ -127,6 +127,36 @@ async def test_flushing_reaches_every_worker_and_says_who_did_not() -> None:
         assert served.workers[0].address not in answer.message
 
 
+ASKED = {
+    "FlushCache": common.FlushCacheRequest(),
+    "StartProfile": common.StartProfileRequest(),
+    "GetLoads": engine.GetLoadsRequest(),
+    "Abort": engine.AbortRequest(request_ids=["a"]),
+}
+FORGETFUL = pytest.mark.xfail(strict=True, reason="Abort's call ends with the removed channel")
+
+
+@pytest.mark.parametrize(
+    "rpc", ["FlushCache", "StartProfile", "GetLoads", pytest.param("Abort", marks=FORGETFUL)]
+)
+async def test_a_worker_that_is_removed_meanwhile_keeps_no_caller_waiting(rpc: str) -> None:
+    async with serving(SimOptions(), load_interval="1h") as served:
+        sim = served.workers[0]
+        running = served.stub.Generate(streamed("[[sim: hang]]", "a"), timeout=15)
+        await eventually(lambda: sim.stats.live == 1)
+        sim.troubles.add(f"{rpc}: hang")
+        before = sim.stats.calls[rpc]
+        asked = asyncio.ensure_future(getattr(served.stub, rpc)(ASKED[rpc], timeout=5))
+        await eventually(lambda: sim.stats.calls[rpc] > before)
+        await served.app.fleet.remove(served.worker())
+        answer = await asked
+        if rpc == "GetLoads":
+            assert len(answer.loads) == 1
+        elif rpc != "Abort":
+            assert not answer.success and sim.address in answer.message
+        running.cancel()
+
+
 async def test_profiling_reaches_every_worker() -> None:
     async with serving(SimOptions(), SimOptions()) as served:
         start, stop = common.StartProfileRequest(), common.StopProfileRequest()

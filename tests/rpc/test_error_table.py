@@ -40,7 +40,9 @@ TENSORS_ONLY = SimOptions(mm_processor="")
 TEXT_ONLY = SimOptions(model_type="llama")
 
 # What no message may hold: object addresses, paths of this host, payloads, credentials.
-LEAKS = re.compile(r"(?<!\d)0x[0-9a-f]{4,}|/(work|tmp|home|root|etc|usr)/|[A-Za-z0-9+/]{60,}|SECRET|u:p")
+LEAKS = re.compile(
+    r"(?<!\d)0x[0-9a-f]{4,}|/(work|tmp|home|root|etc|usr)/|[A-Za-z0-9+/]{60,}|SECRET|u:p"
+)
 
 
 @dataclass(frozen=True)
