@@ -18,6 +18,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,20 +80,23 @@ class Process:
 class Worker(Process):
     """`mmrouter vllm`; the engine's processes are a session of their own below it."""
 
-    def engine_group(self) -> int:
-        """The process group of vLLM itself."""
-        children = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text()
-        (vllm,) = children.split()
-        return os.getpgid(int(vllm))
-
     def freeze(self) -> None:
         """Lets it answer nothing more, connections left open."""
-        os.killpg(self.engine_group(), signal.SIGSTOP)
+        os.killpg(self._vllm(), signal.SIGSTOP)
 
     def kill(self) -> None:
-        """Ends vLLM at once, as the kernel does when memory is short."""
-        os.killpg(self.engine_group(), signal.SIGKILL)
+        """Ends the process that serves, at once; its launcher clears up behind it."""
+        vllm = self._vllm()
+        os.kill(vllm, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(vllm, signal.SIGCONT)
         self.popen.wait(STOP_TIMEOUT)
+
+    def _vllm(self) -> int:
+        """vLLM's own process, which leads a group of its own."""
+        children = Path(f"/proc/{self.popen.pid}/task/{self.popen.pid}/children").read_text()
+        (vllm,) = children.split()
+        return int(vllm)
 
 
 @dataclass
