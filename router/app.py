@@ -23,23 +23,29 @@ from router.fleet.discovery.sources import discoveries
 from router.fleet.fleet import Fleet
 from router.fleet.probe import ProbeSettings
 from router.fleet.registry import Registry
+from router.media.gauges import media_gauges
 from router.media.intake import MediaIntake
 from router.media.limits import FetchLimits, MediaLimits, VideoLimits
 from router.observe.http import HttpFace
+from router.observe.lag import watch_loop_lag
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
+from router.observe.snapshot import Source
 from router.observe.statusz import WorkerRow, page
+from router.observe.tracing import Tracing
 from router.policy.registry import policy_named
 from router.request.admission import Admission
 from router.request.disagg import Pairs, PairSettings
 from router.request.dispatch import Dispatcher
 from router.request.explain import Explainer
+from router.request.gauges import request_gauges
 from router.request.pipeline import Pipeline, PipelineSettings
 from router.request.prepare import Preparer
 from router.request.relay import Limits
 from router.request.retry import RetryBudget, RetrySettings
 from router.request.select import OverloadRule
 from router.request.shm import SharedMemory, namespace_id
+from router.rpc.account import Accounts
 from router.rpc.admin import AdminService
 from router.rpc.engine import EngineService
 from router.rpc.fleet_view import FleetView
@@ -78,6 +84,8 @@ class App:
         self._stop_now = asyncio.Event()
         self._warm = False
         self.metrics = Metrics()
+        self.tracing = tracing_of(settings)
+        self.accounts = Accounts(self.metrics, self.tracing)
         try:
             self.security = Security(settings, self.metrics)
         except ValueError as error:
@@ -93,7 +101,9 @@ class App:
             drain_timeout=settings.drain_timeout,
             longest_call=settings.request_timeout,
         )
-        self._intake = MediaIntake(media_limits(settings))
+        self._intake = MediaIntake(
+            media_limits(settings), on_sniff=self.metrics.stage.labels("sniff").observe
+        )
         self._backend = vision_backend(settings, self.metrics)
         self._shared = shared_memory(settings)
         self.admission = Admission(
@@ -102,12 +112,13 @@ class App:
             settings.queue_timeout,
             self.metrics.queue_wait.observe,
         )
+        budget = RetryBudget(settings.retry_budget, settings.retry_budget_ratio)
         self.dispatcher = Dispatcher(
             self.fleet,
             policy_named(settings.policy),
             self.metrics,
             retry=RetrySettings(max_attempts=settings.retry_max_attempts),
-            budget=RetryBudget(settings.retry_budget, settings.retry_budget_ratio),
+            budget=budget,
             overload=OverloadRule(
                 settings.overload_shed,
                 settings.overload_waiting,
@@ -120,11 +131,12 @@ class App:
             load_interval=settings.load_interval,
             max_message_bytes=settings.max_message_bytes,
             shared=self._shared,
+            tracing=self.tracing,
         )
         self.pipeline = Pipeline(
             self.registry,
             self._intake,
-            Preparer(self._intake, self._backend, self.metrics),
+            Preparer(self._intake, self._backend, self.metrics, self.tracing),
             self.dispatcher,
             Pairs(
                 self.dispatcher,
@@ -143,6 +155,13 @@ class App:
             ),
         )
         self.health = HealthFace()
+        self.metrics.show(
+            [
+                *media_gauges(self._intake),
+                *request_gauges(self.admission, budget),
+                backend_gauge(self._backend),
+            ]
+        )
 
     def stop(self) -> None:
         """Begins to drain; a second call ends everything at once."""
@@ -155,6 +174,7 @@ class App:
         async with AsyncExitStack() as stack:
             if self._shared is not None:
                 stack.callback(self._shared.close)
+            stack.push_async_callback(asyncio.to_thread, self.tracing.close)
             stack.push_async_callback(self._intake.close)
             await stack.enter_async_context(self._http())
             simulated = await stack.enter_async_context(self._simulated())
@@ -207,7 +227,7 @@ class App:
         )
         view = FleetView(self.registry, self.pipeline, accepted_schemes(self.settings))
         server.add_generic_rpc_handlers(
-            (EngineService(self.pipeline, view, self.metrics).handlers(),)
+            (EngineService(self.pipeline, view, self.accounts).handlers(),)
         )
         self.health.register(server)
         own = self.settings.admin
@@ -262,6 +282,9 @@ class App:
         tasks = [
             asyncio.create_task(Reconciler(self.fleet, sources).run(), name="discovery"),
             asyncio.create_task(self.security.follow(self.fleet), name="certificates"),
+            asyncio.create_task(
+                watch_loop_lag(self.metrics.loop_lag.observe), name="event loop lag"
+            ),
         ]
         try:
             yield
@@ -434,6 +457,26 @@ def vision_backend(settings: Settings, metrics: Metrics) -> Backend:
         return choose_backend(settings.vision_backend, metrics.vision_fallbacks.inc)
     except ValueError as error:
         raise CannotStart(str(error)) from error
+
+
+def backend_gauge(backend: Backend) -> Source:
+    """Which backend resizes and packs pictures."""
+    about = "1 for what resizes and packs pictures."
+    name = backend.name
+    return Source("router_vision_backend", about, lambda: [((name,), 1)], ("backend",))
+
+
+def tracing_of(settings: Settings) -> Tracing:
+    """Where traces go. Raises `CannotStart` when they cannot be sent."""
+    if not settings.otlp_endpoint:
+        return Tracing()
+    try:
+        from router.observe.otel import exporting
+    except ImportError as error:
+        raise CannotStart(
+            f"--otlp-endpoint needs {error.name}: install mmrouter with the extra `otel`"
+        ) from error
+    return exporting(settings.otlp_endpoint)
 
 
 def shared_memory(settings: Settings) -> SharedMemory | None:

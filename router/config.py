@@ -303,6 +303,11 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )
+    otlp_endpoint: str = Field(
+        "",
+        description="send traces to an OpenTelemetry collector at http://HOST:PORT or "
+        "https://HOST:PORT (OTLP over gRPC); needs the extra `otel`",
+    )
 
     @field_validator("worker", "prefill", "decode")
     @classmethod

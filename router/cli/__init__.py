@@ -35,6 +35,7 @@ COMMANDS = {
     "generate": Command("router.cli.generate", "send a prompt with pictures, print the answer"),
     "explain": Command("router.cli.explain", "show what would happen to a prompt, send nothing"),
     "workers": Command("router.cli.workers", "list, add, drain or remove workers"),
+    "log-level": Command("router.cli.log_level", "show or change what a router logs"),
 }
 
 

@@ -12,6 +12,7 @@ import grpc
 from router.fleet.breaker import Breaker, BreakerSettings, BreakerState
 from router.fleet.channel import ChannelSettings
 from router.fleet.endpoint import Endpoint
+from router.fleet.gauges import worker_gauges
 from router.fleet.load import Load, LoadSource
 from router.fleet.worker import Worker, WorkerState
 from router.observe.logging import get_logger
@@ -38,6 +39,7 @@ class Registry:
         self._at: dict[str, Worker] = {}
         self._generations = itertools.count(1)
         self._listeners: list[Callable[[], None]] = []
+        self.metrics.show(worker_gauges(self))
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers)
@@ -69,9 +71,7 @@ class Registry:
                 self.breaker_settings, self.clock, lambda s: self._breaker_changed(worker, s)
             ),
             load=Load(
-                lambda n: self._in_flight_changed(worker, n),
-                clock=self.clock,
-                on_report=lambda source: self._load_reported(worker, source),
+                clock=self.clock, on_report=lambda source: self._load_reported(worker, source)
             ),
             clock=self.clock,
             on_state=self._state_changed,
@@ -79,7 +79,6 @@ class Registry:
         self._workers[worker] = None
         self._at[address] = worker
         self._state_changed(worker)
-        self._in_flight_changed(worker, 0)
         return worker
 
     def open_channel(self, address: str) -> grpc.aio.Channel:
@@ -99,6 +98,11 @@ class Registry:
     def listen(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every change of a worker's state."""
         self._listeners.append(listener)
+
+    @property
+    def standing(self) -> Sequence[Worker]:
+        """The present worker of each address."""
+        return list(self._at.values())
 
     @property
     def model_names(self) -> Sequence[str]:
@@ -128,10 +132,6 @@ class Registry:
         return self._at.get(worker.address) is worker
 
     def _state_changed(self, worker: Worker) -> None:
-        if self._stands(worker):
-            for state in WorkerState:
-                shown = self.metrics.worker_state.labels(worker.address, state.value)
-                shown.set(worker.state is state)
         log = (
             _log.info if worker.state in (WorkerState.READY, WorkerState.PENDING) else _log.warning
         )
@@ -145,10 +145,6 @@ class Registry:
         )
         for listener in self._listeners:
             listener()
-
-    def _in_flight_changed(self, worker: Worker, in_flight: int) -> None:
-        if self._stands(worker):
-            self.metrics.worker_in_flight.labels(worker.address).set(in_flight)
 
     def _load_reported(self, worker: Worker, source: LoadSource) -> None:
         if self._stands(worker):

@@ -7,7 +7,7 @@ async with intake.ticket() as ticket:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,11 +31,16 @@ class MediaIntake:
     """Everything between a media reference and pixels, for the whole process.
 
     Made without a running loop; sockets, threads and processes come into being
-    when they are first needed.
+    when they are first needed. `on_sniff` hears how many seconds an image's
+    header took.
     """
 
     def __init__(
-        self, limits: MediaLimits | None = None, *, resolver: PublicResolver | None = None
+        self,
+        limits: MediaLimits | None = None,
+        *,
+        resolver: PublicResolver | None = None,
+        on_sniff: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.limits = limits = limits or MediaLimits()
         fetch = limits.fetch
@@ -44,6 +49,7 @@ class MediaIntake:
             wait=limits.budget_wait,
             retry_after=limits.budget_retry_after,
         )
+        self._on_sniff = on_sniff
         self.store: Store[Any] = Store(limits.cache_bytes)
         self.contents = ContentCache(self.store)
         self._pool = PixelPool(limits.worker_threads)
@@ -89,7 +95,9 @@ class MediaIntake:
     @asynccontextmanager
     async def ticket(self) -> AsyncIterator[Ticket]:
         """The budget scope of one request."""
-        ticket = Ticket(self.limits, self.budget, self._pool, self._reader, self.decoder)
+        ticket = Ticket(
+            self.limits, self.budget, self._pool, self._reader, self.decoder, self._on_sniff
+        )
         try:
             yield ticket
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ParamSpec, TypeVar
@@ -57,12 +58,14 @@ class Ticket:
         pool: PixelPool,
         reader: Reader,
         decoder: Decoder,
+        on_sniff: Callable[[float], None],
     ) -> None:
         self._limits = limits
         self._budget = budget
         self._pool = pool
         self._reader = reader
         self._decoder = decoder
+        self._on_sniff = on_sniff
         self._held: list[Reservation] = []
         self._used = Amount()
         self._pixels: dict[int, list[Reservation]] = {}
@@ -86,7 +89,9 @@ class Ticket:
         if known is not None:
             return replace(known, index=index)
         data = await self._read(source, index)
+        began = time.monotonic()
         header, hard = await self._pool.run(self._held, self._look, data, index)
+        self._on_sniff(time.monotonic() - began)
         blob = Blob(index, data, header, hard)
         if url is not None:
             self._images[url] = blob

@@ -50,7 +50,7 @@ class HttpFace:
             await self._runner.cleanup()
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
-        body, content_type = self._metrics.render(request.headers.get("Accept", ""))
+        body, content_type = await self._metrics.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _serve_livez(self, _: web.Request) -> web.Response:

@@ -1,41 +1,72 @@
-"""Log lines: structlog, as JSON or for a console."""
+"""Log lines: structlog, as JSON or for a console.
+
+What comes from outside must neither fill a disk nor tell a secret: values are
+cut, URLs lose all but scheme and host, and a line of JSON stays below 2 KB.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import sys
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import structlog
+from structlog.typing import EventDict, Processor
 
+_LEVELS = logging.getLevelNamesMapping()
 _MAX_VALUE = 512
+_MAX_LINE = 2000
+# Of a traceback: its end says what happened and where.
+_MAX_TRACEBACK = 1200
+_MAX_ID = 128
+
+# A host, after the credentials that may stand before it.
+_URL = re.compile(
+    r"\b(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?:[^\s/?#'\"]*@)?(?P<host>[^\s/?#'\"]*)"
+)
+_REST = re.compile(r"[^\s'\"]*")
+_DATA_URL = re.compile(r"\bdata:[^\s'\"]*", re.IGNORECASE)
 
 
-def configure(form: Literal["json", "console"], level: str) -> None:
+class _Threshold:
+    """The least level that is logged, read by loggers that are long made."""
+
+    def __init__(self) -> None:
+        self.level = logging.INFO
+
+    def __call__(self, _logger: object, method: str, event: EventDict) -> EventDict:
+        if _LEVELS[method.upper()] < self.level:
+            raise structlog.DropEvent
+        return event
+
+
+_threshold = _Threshold()
+
+
+def configure(form: Literal["json", "console"], least: str) -> None:
     """Sets up structlog and the standard library's loggers alike, on stderr."""
-    threshold = logging.getLevelNamesMapping()[level.upper()]
-    shared: list[structlog.typing.Processor] = [
+    shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
-        _bounded,
+        # Without local variables: those hold prompts, pictures and signed URLs.
+        structlog.processors.format_exc_info,
+        discreet,
     ]
     if form == "json":
-        last: list[structlog.typing.Processor] = [
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ]
+        last: Processor = short_json
     else:
-        # The default formatter prints local variables: prompts, pictures, signed URLs.
-        last = [
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            )
-        ]
+        last = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     structlog.configure(
-        processors=[*shared, *last],
-        wrapper_class=structlog.make_filtering_bound_logger(threshold),
+        processors=[_threshold, *shared, last],
+        # Lines are dropped by the threshold, which can be changed while loggers are in use.
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
@@ -43,25 +74,123 @@ def configure(form: Literal["json", "console"], level: str) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, last],
         )
     )
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(max(threshold, logging.WARNING))
+    set_level(least)
 
 
-def _bounded(
-    _logger: object, _method: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    # A value from outside must not make a line of a megabyte.
-    for key, value in event.items():
-        if isinstance(value, str) and len(value) > _MAX_VALUE and key != "exception":
-            event[key] = f"{value[:_MAX_VALUE]}… ({len(value)} characters)"
-    return event
+def level() -> str:
+    """The least level that is logged: debug, info, warning or error."""
+    return logging.getLevelName(_threshold.level).lower()
+
+
+def set_level(name: str) -> None:
+    """Logs from this level on, at once and everywhere. Raises KeyError for an unknown name."""
+    _threshold.level = _LEVELS[name.upper()]
+    logging.getLogger().setLevel(max(_threshold.level, logging.WARNING))
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:
     """A logger whose lines carry `room=name`."""
     logger: structlog.typing.FilteringBoundLogger = structlog.get_logger(room=name)
     return logger
+
+
+def bind_request(request_id: str) -> None:
+    """Every further line of this task, and of those that it starts, carries the request's id."""
+    structlog.contextvars.bind_contextvars(request=request_id[:_MAX_ID])
+
+
+def bind_trace(trace_id: str) -> None:
+    """Every further line of this task, and of those that it starts, carries the trace's id."""
+    structlog.contextvars.bind_contextvars(trace=trace_id)
+
+
+# -- What may be told
+
+
+def discreet(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Cuts long values and strips URLs, in place."""
+    for key, value in event.items():
+        if isinstance(value, str):
+            event[key] = _told(value, tail=key == "exception")
+        elif not isinstance(value, int | float | None) and key not in ("exc_info", "timestamp"):
+            event[key] = _told_of(value)
+    return event
+
+
+def _told_of(value: object) -> object:
+    match value:
+        case Mapping():
+            return {str(k)[:_MAX_ID]: _told_of(v) for k, v in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_told_of(v) for v in value]
+        case bool() | int() | float() | None:
+            return value
+    return _told(str(value))
+
+
+def _told(text: str, *, tail: bool = False) -> str:
+    if tail:
+        # The beginning of a URL must not be cut off before it is known for one.
+        return _cut(without_secrets(text), _MAX_TRACEBACK, tail=True)
+    return without_secrets(_cut(text, _MAX_VALUE))
+
+
+def _cut(text: str, limit: int, *, tail: bool = False) -> str:
+    if len(text) <= limit:
+        return text
+    kept = f"…{text[-limit:]}" if tail else f"{text[:limit]}…"
+    return f"{kept} ({len(text)} characters)"
+
+
+def without_secrets(text: str) -> str:
+    """The text with each URL reduced to scheme and host, and each data: URL to its scheme."""
+    if "://" in text:
+        text = _strip_urls(text)
+    if "data:" in text.lower():
+        text = _DATA_URL.sub("data:…", text)
+    return text
+
+
+def _strip_urls(text: str) -> str:
+    parts, end = [], 0
+    for match in _URL.finditer(text):
+        if match.start() < end:
+            continue
+        parts.append(text[end : match.start()])
+        rest = _REST.match(text, match.end())
+        end = rest.end() if rest else match.end()
+        more = "/…" if end > match.end() else ""
+        parts.append(f"{match['scheme']}://{match['host']}{more}")
+    parts.append(text[end:])
+    return "".join(parts)
+
+
+def short_json(_logger: object, _method: str, event: EventDict) -> str:
+    """A line of JSON of at most 2000 bytes: longer ones lose the ends of their values."""
+    line = _json(event)
+    limit = _MAX_VALUE
+    while len(line) > _MAX_LINE // 4 and _nbytes(line) > _MAX_LINE and limit > 8:
+        limit //= 2
+        event = {k: _shortened(v, limit, tail=k == "exception") for k, v in event.items()}
+        line = _json(event)
+    return line
+
+
+def _shortened(value: Any, limit: int, *, tail: bool) -> Any:
+    if isinstance(value, dict | list):
+        value = _json(value)
+    # What is most likely needed may be longer than the rest.
+    return _cut(value, limit * (2 if tail else 1), tail=tail) if isinstance(value, str) else value
+
+
+def _nbytes(line: str) -> int:
+    return len(line.encode(errors="backslashreplace"))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

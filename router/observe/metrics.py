@@ -1,180 +1,230 @@
 """The router's metrics: one registry, every name once.
 
 Label values come from registered models and workers and from fixed enums
-only; a model name that nobody registered is counted as `unknown`.
+only; a model name that nobody registered is counted as `unknown`. What
+somebody keeps a number of anyway is not counted again here but read when
+metrics are scraped: see `snapshot.py` and the rooms' `gauges.py`.
 """
 
 from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 
 from prometheus_client import (
     CollectorRegistry,
     Counter,
     Gauge,
+    GCCollector,
     Histogram,
+    Info,
+    PlatformCollector,
+    ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from router.observe.snapshot import Snapshot, Source
 
 # Creation times double the size of a scrape and no dashboard here reads them.
 disable_created_metrics()
 
 UNKNOWN_MODEL = "unknown"
 
-_TOTAL_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1200)
-_FIRST_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_STAGE_SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
-_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
-_LAG_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
+# In seconds. A request may take minutes, a stage of a small picture microseconds.
+_TOTAL = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 60, 120, 300, 600, 1200)
+_FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+_QUEUE = (0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_FETCH = (0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_STAGE = (
+    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
+    *(0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30),
+)
+_LAG = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
 
 class Metrics:
-    """All metrics of one router."""
+    """All that is counted of one router as it happens."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        r = self.registry
-        self.requests = Counter(
+        self._counted = CollectorRegistry()
+        self._snapshots: list[Snapshot] = []
+        self.registry.register(self._counted)
+        ProcessCollector(registry=self._counted)
+        PlatformCollector(registry=self._counted)
+        GCCollector(registry=self._counted)
+        Info("router_build", "What runs here.", registry=self._counted).info(
+            {"version": version("mmrouter")}
+        )
+        self._requests()
+        self._attempts()
+        self._media()
+        self._process()
+
+    def _requests(self) -> None:
+        self.requests = self._counter(
             "router_requests",
             "Requests by their one terminal outcome.",
             ["model", "outcome", "reason"],
-            registry=r,
         )
         self.in_flight = Gauge(
-            "router_requests_in_flight", "Requests at work or waiting.", registry=r
+            "router_requests_in_flight", "Requests at work or waiting.", registry=self._counted
         )
-        self.worker_in_flight = Gauge(
-            "router_worker_in_flight",
-            "Requests that a worker holds for us.",
-            ["worker"],
-            registry=r,
+        self.sheds = self._counter(
+            "router_sheds", "Requests refused as workers are overloaded.", ["model"]
         )
-        self.worker_state = Gauge(
-            "router_worker_state",
-            "1 for the state that a worker is in.",
-            ["worker", "state"],
-            registry=r,
-        )
-        self.load_reports = Counter(
-            "router_worker_load_reports",
-            "Load reports of a worker: pushed, polled, unknown (it has none) or failed.",
-            ["worker", "source"],
-            registry=r,
-        )
-        self.mm_processing = Counter(
-            "router_mm_processing",
-            "Requests with media by where the media become tensors.",
-            ["model", "mode", "reason"],
-            registry=r,
-        )
-        self.attempts = Counter(
-            "router_attempts", "Calls of workers.", ["worker", "result"], registry=r
-        )
-        self.retries = Counter(
-            "router_retries", "Further attempts, by what failed before.", ["cause"], registry=r
-        )
-        self.retry_budget = Gauge(
-            "router_retry_budget_tokens", "Tokens left for retries.", registry=r
-        )
-        self.missing_identity = Counter(
-            "router_media_identity_missing",
-            "Prefill legs that returned no identity of the media they processed.",
-            registry=r,
-        )
-        self.sheds = Counter(
-            "router_sheds",
-            "Requests refused as workers are overloaded.",
-            ["model"],
-            registry=r,
-        )
-        self.breaker_transitions = Counter(
-            "router_breaker_transitions", "Changes of a breaker.", ["worker", "to"], registry=r
-        )
-        self.unauthenticated = Counter(
-            "router_unauthenticated",
-            "Calls refused for want of a bearer token.",
-            ["service"],
-            registry=r,
-        )
-        self.first_output = Histogram(
-            "router_first_output_seconds",
-            "From a request's arrival to its first output.",
-            ["model"],
-            buckets=_FIRST_SECONDS,
-            registry=r,
-        )
-        self.duration = Histogram(
-            "router_request_seconds",
-            "From a request's arrival to its end.",
-            ["model"],
-            buckets=_TOTAL_SECONDS,
-            registry=r,
-        )
-        self.queue_wait = Histogram(
+        self.queue_wait = self._histogram(
             "router_queue_wait_seconds",
             "Waiting for a place among the concurrent requests.",
-            buckets=_STAGE_SECONDS,
-            registry=r,
+            _QUEUE,
         )
-        self.stage = Histogram(
-            "router_media_stage_seconds",
-            "One stage of one media item.",
-            ["stage"],
-            buckets=_STAGE_SECONDS,
-            registry=r,
+        self.first_output = self._histogram(
+            "router_first_output_seconds",
+            "From a request's arrival to its first output.",
+            _FIRST,
+            ["model"],
         )
-        self.media_bytes = Counter(
-            "router_media_bytes", "Encoded media taken in.", ["source"], registry=r
-        )
-        self.token_time = Histogram(
+        self.token_time = self._histogram(
             "router_output_token_seconds",
             "Time per output token after the first, of one stream.",
+            _TOKEN,
             ["model"],
-            buckets=_TOKEN_SECONDS,
-            registry=r,
         )
-        self.cached_tokens = Counter(
+        self.duration = self._histogram(
+            "router_request_seconds", "From a request's arrival to its end.", _TOTAL, ["model"]
+        )
+        self.prompt_tokens = self._counter(
+            "router_prompt_tokens", "Prompt tokens as workers counted them.", ["model"]
+        )
+        self.expected_prompt_tokens = self._counter(
+            "router_expected_prompt_tokens",
+            "Prompt tokens of the same requests as the router counted or estimated them, media "
+            "expanded.",
+            ["model"],
+        )
+        self.cached_tokens = self._counter(
             "router_cached_tokens",
             "Prompt tokens that workers had in their prefix caches.",
             ["model"],
-            registry=r,
         )
-        self.selections = Counter(
+        self.output_tokens = self._counter(
+            "router_output_tokens", "Output tokens relayed.", ["model"]
+        )
+        self.relayed_bytes = self._counter(
+            "router_relayed_bytes", "Bytes passed from workers to clients."
+        )
+        self.relayed_messages = self._counter(
+            "router_relayed_messages", "Messages passed from workers to clients."
+        )
+        self.unauthenticated = self._counter(
+            "router_unauthenticated", "Calls refused for want of a bearer token.", ["service"]
+        )
+
+    def _attempts(self) -> None:
+        self.selections = self._counter(
             "router_selections",
-            "Choices of a worker, by the policy that made them.",
-            ["policy"],
-            registry=r,
+            "Choices of a worker, by the policy that made them and the leg they are for.",
+            ["policy", "leg"],
         )
-        self.loop_lag = Histogram(
-            "router_loop_lag_seconds",
-            "How late the event loop woke from a short sleep.",
-            buckets=_LAG_SECONDS,
-            registry=r,
+        self.attempts = self._counter(
+            "router_attempts", "Calls of workers, by how they ended.", ["worker", "result"]
         )
-        self.relayed_bytes = Counter(
-            "router_relayed_bytes", "Bytes passed from workers to clients.", registry=r
+        self.retries = self._counter(
+            "router_retries", "Further attempts, by what failed before.", ["cause"]
         )
-        self.relayed_messages = Counter(
-            "router_relayed_messages", "Messages passed from workers to clients.", registry=r
+        self.breaker_transitions = self._counter(
+            "router_breaker_transitions", "Changes of a breaker.", ["worker", "to"]
         )
-        self.prompt_tokens = Counter(
-            "router_prompt_tokens", "Prompt tokens as workers counted them.", ["model"], registry=r
+        self.load_reports = self._counter(
+            "router_worker_load_reports",
+            "Load reports of a worker: pushed, polled, unknown (it has none) or failed.",
+            ["worker", "source"],
         )
-        self.output_tokens = Counter(
-            "router_output_tokens", "Output tokens relayed.", ["model"], registry=r
+        self.prefix_blocks_asked = self._counter(
+            "router_prefix_blocks_asked", "KV blocks of prompts that were looked up.", ["model"]
         )
+        self.prefix_blocks_matched = self._counter(
+            "router_prefix_blocks_matched",
+            "KV blocks of prompts that the chosen worker was believed to hold.",
+            ["model"],
+        )
+
+    def _media(self) -> None:
+        self.mm_processing = self._counter(
+            "router_mm_processing",
+            "Requests with media by where the media become tensors.",
+            ["model", "mode", "reason"],
+        )
+        self.fetch = self._histogram(
+            "router_media_fetch_seconds",
+            "Fetching or unpacking one media item, caches included.",
+            _FETCH,
+        )
+        self.stage = self._histogram(
+            "router_media_stage_seconds",
+            "One stage of one media item, waiting for a thread included.",
+            _STAGE,
+            ["stage"],
+        )
+        self.media_bytes = self._counter(
+            "router_media_bytes", "Encoded media taken in.", ["source"]
+        )
+        self.media_pixels = self._counter(
+            "router_media_pixels", "Pixels decoded, of all frames.", ["modality"]
+        )
+        self.missing_identity = self._counter(
+            "router_media_identity_missing",
+            "Prefill legs that returned no identity of the media they processed.",
+        )
+        self.vision_fallbacks = self._counter(
+            "router_vision_fallbacks", "Pictures that the device failed at and the CPU packed."
+        )
+
+    def _process(self) -> None:
+        self.loop_lag = self._histogram(
+            "router_loop_lag_seconds", "How late the event loop woke from a short sleep.", _LAG
+        )
+
+    def show(self, sources: Sequence[Source]) -> None:
+        """Adds what is read at each scrape."""
+        snapshot = Snapshot(sources)
+        self.registry.register(snapshot)
+        self._snapshots.append(snapshot)
+
+    async def render(self, accept: str) -> tuple[bytes, str]:
+        """The text in the format that the Accept header asks for, and its content type.
+
+        Values are read at once; text is made of them in a thread, since with
+        many workers that takes milliseconds.
+        """
+        encode, content_type = choose_encoder(accept)
+        scraped = _Scraped([self._counted, *(snapshot.taken() for snapshot in self._snapshots)])
+        return await asyncio.to_thread(encode, scraped), content_type
 
     def forget_worker(self, worker: str) -> None:
         """Drops the series of a worker that is gone."""
-        for metric in (
-            self.worker_in_flight,
-            self.worker_state,
-            self.load_reports,
-            self.attempts,
-            self.breaker_transitions,
-        ):
+        for metric in (self.attempts, self.breaker_transitions, self.load_reports):
             metric.remove_by_labels({"worker": worker})
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The registry in the text format that the Accept header asks for, and its content type."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+    def _counter(self, name: str, about: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(name, about, labels, registry=self._counted)
+
+    def _histogram(
+        self, name: str, about: str, buckets: Sequence[float], labels: Sequence[str] = ()
+    ) -> Histogram:
+        return Histogram(name, about, labels, buckets=buckets, registry=self._counted)
+
+
+@dataclass(frozen=True)
+class _Scraped(Collector):
+    parts: Sequence[Collector]
+
+    def collect(self) -> Iterator[Metric]:
+        for part in self.parts:
+            yield from part.collect()

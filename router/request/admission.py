@@ -39,6 +39,11 @@ class Admission:
     def waiting(self) -> int:
         return len(self._queue)
 
+    @property
+    def limit(self) -> int:
+        """How many requests may be at work at once."""
+        return self._max_concurrent
+
     def stop(self) -> None:
         """Refuses every new request, and those that wait, as DRAINING."""
         self.draining = True

@@ -129,7 +129,10 @@ class Pairs:
         async def attempt(
             order: Order, tried: frozenset[Worker]
         ) -> tuple[AttemptFailed | None, frozenset[Worker]]:
-            pair = self.pairing.reserve(order.constraint, order.view, tried)
+            with self._dispatcher.tracing.step("select"):
+                pair = self.pairing.reserve(order.constraint, order.view, tried)
+            for policy, leg in zip(self.pairing.policies, ("prefill", "decode"), strict=True):
+                self._metrics.selections.labels(policy.name, leg).inc()
             try:
                 legs = Legs(self._dispatcher, self._metrics, self._settings, order, pair, exchange)
                 journey.attempts += 1

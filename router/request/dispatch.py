@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from router.fleet.fleet import Fleet
 from router.fleet.worker import Lease, Worker, WorkerState
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
+from router.observe.tracing import Tracing
 from router.policy.base import Policy, RoutingView
 from router.request import failure
 from router.request.constraint import WireConstraint
@@ -30,7 +32,7 @@ from router.request.retry import Attempts, RetryBudget, RetrySettings
 from router.request.select import OverloadRule, Survey, select, survey
 from router.request.shm import SharedMemory
 from router.vision.tensors import Batch
-from router.wire import common, engine
+from router.wire import ENGINE_SERVICE, common, engine
 
 _log = get_logger("request")
 
@@ -41,7 +43,8 @@ _ABORT_TIMEOUT = 2.0
 class Attempt:
     """One call of one worker. `id` is the request id that the worker sees.
 
-    `aborted` says that the worker was asked to end it.
+    `aborted` says that the worker was asked to end it. `headers` go to the
+    worker as metadata.
     """
 
     worker: Worker
@@ -49,6 +52,8 @@ class Attempt:
     deadline: float
     progress: Progress = field(default_factory=Progress)
     aborted: bool = False
+    headers: tuple[tuple[str, str], ...] = ()
+    method: str = "Generate"
 
     def time_left(self) -> float:
         """Seconds until the request's deadline, at least a little."""
@@ -74,6 +79,7 @@ class Order:
     view: RoutingView
     deadline: float
     remote_media: bool = False
+    method: str = "Generate"
 
     def grown_by(self, tokens: int) -> Order:
         """The same order for a prompt that is longer by so many tokens."""
@@ -143,12 +149,14 @@ class Dispatcher:
         max_message_bytes: int = 512 << 20,
         shared: SharedMemory | None = None,
         rng: random.Random | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self._shared = shared
         self.limits = limits
         self.policy = policy
         self.running = Running()
         self._fleet = fleet
+        self.tracing = tracing or Tracing()
         self._metrics = metrics
         self._retry = retry
         self._budget = budget
@@ -197,7 +205,6 @@ class Dispatcher:
                 tried |= workers
                 order = order.grown_by(failed.grown)
             pause = attempts.pause_after(why, time_left=order.deadline - loop.time())
-            self._metrics.retry_budget.set(self._budget.tokens)
             if pause is None:
                 raise why.fault
             self._metrics.retries.labels(why.fault.reason.name.lower()).inc()
@@ -209,8 +216,10 @@ class Dispatcher:
         async def once(
             order: Order, tried: frozenset[Worker]
         ) -> tuple[AttemptFailed | None, frozenset[Worker]]:
-            seen = self.survey(order.constraint, tried)
-            lease = select(seen, order.view, self.policy, retry_after=self.shed_hint)
+            with self.tracing.step("select"):
+                seen = self.survey(order.constraint, tried)
+                lease = select(seen, order.view, self.policy, retry_after=self.shed_hint)
+            self._metrics.selections.labels(self.policy.name, "single").inc()
             attempt = self.attempt(order, lease.worker)
             journey.attempts += 1
             journey.worker, journey.progress = lease.worker.address, attempt.progress
@@ -220,7 +229,8 @@ class Dispatcher:
 
     def attempt(self, order: Order, worker: Worker) -> Attempt:
         """A call to be made, under a request id that no other call has."""
-        return Attempt(worker, f"{order.request_id}-{uuid.uuid4().hex[:12]}", order.deadline)
+        own_id = f"{order.request_id}-{uuid.uuid4().hex[:12]}"
+        return Attempt(worker, own_id, order.deadline, method=order.method)
 
     async def carry(
         self, order: Order, lease: Lease, attempt: Attempt, exchange: Exchange
@@ -233,14 +243,13 @@ class Dispatcher:
         self.running.add(order.request_id, attempt)
         result, outcome = CallResult.NEUTRAL, "cancelled"
         try:
-            await self._call(attempt, exchange)
+            await self._traced(attempt, exchange)
             result, outcome = CallResult.SUCCESS, "ok"
             return None
         except AttemptFailed as failed:
             result, outcome = failed.why.result, failed.why.fault.reason.name.lower()
             _log.info(
                 "attempt_failed",
-                request=order.request_id,
                 worker=worker.address,
                 reason=outcome,
                 why=failed.why.fault.message,
@@ -253,7 +262,8 @@ class Dispatcher:
         finally:
             lease.release(result)
             self.running.remove(order.request_id, attempt)
-            if worker.state is not WorkerState.GONE:
+            if self._fleet.registry.get(worker.address) is not None:
+                # A late result must not bring back the series of one that is gone.
                 self._metrics.attempts.labels(worker.address, outcome).inc()
 
     @asynccontextmanager
@@ -280,7 +290,9 @@ class Dispatcher:
         """Begins a Generate. Raises `AttemptFailed` when `wire` is over the limit of a message."""
         if len(wire) > self._max_message_bytes:
             raise AttemptFailed(failure.too_large(len(wire), self._max_message_bytes))
-        return attempt.worker.generate(wire, timeout=attempt.time_left())
+        return attempt.worker.generate(
+            wire, timeout=attempt.time_left(), metadata=attempt.headers or None
+        )
 
     def abort_soon(self, attempt: Attempt) -> None:
         """Tells a worker to end a request, without waiting: the caller may be on its way out."""
@@ -292,6 +304,25 @@ class Dispatcher:
         """Waits for the last aborts to be told."""
         if self._aborts:
             await asyncio.wait(self._aborts)
+
+    async def _traced(self, attempt: Attempt, exchange: Exchange) -> None:
+        method = f"{ENGINE_SERVICE}/{attempt.method}"
+        with self.tracing.client(method, attempt.worker.address) as span:
+            if not self.tracing.on:
+                return await self._call(attempt, exchange)
+            attempt.headers = span.headers()
+            began = time.monotonic()
+            try:
+                await self._call(attempt, exchange)
+            except AttemptFailed as failed:
+                span.fail(failed.why.fault.reason.name.lower(), failed.why.fault.message)
+                raise
+            finally:
+                span.tell({"mmrouter.worker_request_id": attempt.id})
+                first = attempt.progress.first_output_at
+                if first is not None:
+                    span.child("first_output", began, first)
+        return None
 
     async def _call(self, attempt: Attempt, exchange: Exchange) -> None:
         worker = attempt.worker

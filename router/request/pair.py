@@ -58,6 +58,11 @@ class Pairing:
         self._dispatcher = dispatcher
         self._decode_policy: Policy = LeastLoad(dispatcher.rng)
 
+    @property
+    def policies(self) -> tuple[Policy, Policy]:
+        """What chooses the prefill and the decode leg."""
+        return self._dispatcher.policy, self._decode_policy
+
     def surveys(self, constraint: WireConstraint) -> tuple[Survey, Survey]:
         """Every prefill and every decode worker, against one constraint."""
         prefills, decodes = (self._survey(constraint, role) for role in _LEGS)

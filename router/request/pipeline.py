@@ -206,6 +206,7 @@ class Pipeline:
             request_id=record.request_id,
             constraint=WireConstraint(name, prompt_tokens=tokens, roles=_ANY_ROLE),
             view=RoutingView(tokens),
+            method="Embed",
             deadline=loop.time() + min(limit, limit if time_left is None else time_left),
         )
         answer = b""
@@ -213,7 +214,11 @@ class Pipeline:
         async def exchange(attempt: Attempt) -> None:
             nonlocal answer
             request.request_id = attempt.id
-            call = attempt.worker.embed(request.SerializeToString(), timeout=attempt.time_left())
+            call = attempt.worker.embed(
+                request.SerializeToString(),
+                timeout=attempt.time_left(),
+                metadata=attempt.headers or None,
+            )
             answer = await unary(call, limits=self.dispatcher.limits, progress=attempt.progress)
 
         async with self.admission.place():
@@ -277,7 +282,8 @@ class Pipeline:
     async def _prepared(
         self, request: engine.GenerateRequest, model: str, record: Record
     ) -> AsyncIterator[Ready]:
-        decided = self.decide(request, model, record)
+        with self.dispatcher.tracing.step("plan"):
+            decided = self.decide(request, model, record)
         self._tell(decided)
         self._refuse_early(decided)
         async with self._intake.ticket() as ticket:

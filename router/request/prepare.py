@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from router.media.intake import MediaIntake
 from router.media.source import MediaSource
 from router.media.ticket import Blob, Clip, Ticket
 from router.observe.metrics import Metrics
+from router.observe.tracing import Tracing
 from router.request.anchors import check_anchors, refuse_anchors
 from router.request.estimate import estimate_item
 from router.request.plan import MediaItem, MediaPlan
@@ -66,10 +68,17 @@ class Tensor:
 class Preparer:
     """Owns nothing; knows where media come from and what packs them."""
 
-    def __init__(self, intake: MediaIntake, backend: Backend, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        intake: MediaIntake,
+        backend: Backend,
+        metrics: Metrics,
+        tracing: Tracing | None = None,
+    ) -> None:
         self._intake = intake
         self._backend = backend
         self._metrics = metrics
+        self._tracing = tracing or Tracing()
         self._at_work = asyncio.Semaphore(max(1, intake.limits.worker_threads))
 
     # -- No references
@@ -201,9 +210,14 @@ class Preparer:
             model_fingerprint=model.fingerprint,
         )
 
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        with self._tracing.step(name), self._metrics.stage.labels(name).time():
+            yield
+
     async def _load(self, item: MediaItem, spec: ModelSpec, ticket: Ticket) -> Loaded:
         encoded: Blob | Clip
-        with self._metrics.stage.labels("fetch").time():
+        with self._tracing.step("fetch"), self._metrics.fetch.time():
             if item.modality == "video":
                 encoded = await ticket.load_clip(source_of(item), item.index)
             else:
@@ -213,7 +227,7 @@ class Preparer:
 
     async def _tensor(self, loaded: Loaded, recipe: Recipe, ticket: Ticket) -> Tensor:
         """The item's packed pixels, from the cache where the same were made before."""
-        with self._metrics.stage.labels("hash").time():
+        with self._stage("hash"):
             identity = await ticket.run(
                 item_identity,
                 loaded.plan.modality,
@@ -232,9 +246,11 @@ class Preparer:
         # Others may wait for the same item, so it is not on one request's ticket. Pictures
         # beyond what the threads can work on would only fill memory.
         async with self._at_work, self._intake.ticket() as ticket:
-            with self._metrics.stage.labels("decode").time():
+            with self._stage("decode"):
                 picture = await _pixels(loaded, ticket)
-            with self._metrics.stage.labels("pack").time():
+            pixels = picture.size // 3
+            self._metrics.media_pixels.labels(loaded.plan.modality).inc(pixels)
+            with self._stage("pack"):
                 return await ticket.run(
                     recipe.spec.pack, loaded.plan, picture, recipe.pixels, self._backend
                 )

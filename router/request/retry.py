@@ -28,12 +28,12 @@ class RetryBudget:
     """
 
     def __init__(self, capacity: float = 40.0, ratio: float = 0.1) -> None:
-        self._capacity = capacity
+        self.capacity = capacity
         self._ratio = ratio
         self.tokens = capacity
 
     def succeeded(self) -> None:
-        self.tokens = min(self._capacity, self.tokens + self._ratio)
+        self.tokens = min(self.capacity, self.tokens + self._ratio)
 
     def failed(self) -> None:
         self.tokens = max(0.0, self.tokens - 1)
@@ -41,7 +41,7 @@ class RetryBudget:
     @property
     def allows(self) -> bool:
         """Whether a retry may be made now."""
-        return self.tokens > self._capacity / 2
+        return self.tokens > self.capacity / 2
 
 
 class Attempts:

@@ -11,6 +11,7 @@ from router.config import worker_address
 from router.faults import Fault
 from router.fleet.fleet import Fleet
 from router.fleet.worker import Role, Worker
+from router.observe.logging import get_logger, level, set_level
 from router.request.explain import Explainer
 from router.request.show import show_load
 from router.rpc.errors import wire_error
@@ -18,6 +19,8 @@ from router.wire import admin, router_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
+
+_log = get_logger("admin")
 
 _ROLES = {
     admin.WORKER_ROLE_UNSPECIFIED: Role.BOTH,
@@ -82,6 +85,18 @@ class AdminService(router_pb2_grpc.RouterAdminServicer):
         except Fault as fault:
             failed = wire_error(fault)
             await context.abort(failed.code, failed.message, failed.trailers)
+
+    async def SetLogLevel(
+        self, request: admin.SetLogLevelRequest, context: Context
+    ) -> admin.SetLogLevelResponse:
+        """Changes what is logged, or only tells it."""
+        before = level()
+        if request.level != admin.LOG_LEVEL_UNSPECIFIED:
+            set_level(admin.LogLevel.Name(request.level))
+        after = level()
+        if after != before:
+            _log.warning("log_level", before=before, after=after)
+        return admin.SetLogLevelResponse(level=after.upper(), before=before.upper())
 
     async def _worker(self, address: str, context: Context) -> Worker:
         try:

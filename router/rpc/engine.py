@@ -17,10 +17,10 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from router.faults import Fault, Reason
-from router.observe.logging import get_logger
-from router.observe.metrics import Metrics
+from router.observe.logging import bind_request, bind_trace, get_logger
 from router.request.pipeline import Pipeline, Record
 from router.request.relay import ClientGone, Write
+from router.rpc.account import CANCELLED, OK, TOO_LATE, UNKNOWN, Accounts, Ending
 from router.rpc.errors import wire_error
 from router.rpc.fleet_view import FleetView
 from router.wire import ENGINE_SERVICE, common, engine
@@ -34,10 +34,10 @@ M = TypeVar("M", bound=Message)
 class EngineService:
     """The engine's RPCs, in front of a fleet."""
 
-    def __init__(self, pipeline: Pipeline, view: FleetView, metrics: Metrics) -> None:
+    def __init__(self, pipeline: Pipeline, view: FleetView, accounts: Accounts) -> None:
         self._pipeline = pipeline
         self._view = view
-        self._metrics = metrics
+        self._accounts = accounts
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Handlers over raw bytes; parsing is ours, so that a failure has a reason."""
@@ -71,10 +71,11 @@ class EngineService:
 
     async def generate(self, raw: bytes, context: Context) -> None:
         """Generate: the worker's own messages, one after the other."""
-        async with self._counted(context) as record:
+        async with self._counted("Generate", context) as record:
             request = _parse(engine.GenerateRequest, raw)
             del raw
             record.request_id = request.request_id or uuid.uuid4().hex
+            bind_request(record.request_id)
             await self._pipeline.generate(
                 request,
                 model=_asked_model(context),
@@ -85,9 +86,10 @@ class EngineService:
 
     async def embed(self, raw: bytes, context: Context) -> bytes:
         """Embed: one worker's answer as it came."""
-        async with self._counted(context) as record:
+        async with self._counted("Embed", context) as record:
             request = _parse(engine.EmbedRequest, raw)
             record.request_id = request.request_id or uuid.uuid4().hex
+            bind_request(record.request_id)
             return await self._pipeline.embed(
                 request,
                 model=_asked_model(context),
@@ -96,35 +98,40 @@ class EngineService:
             )
 
     @asynccontextmanager
-    async def _counted(self, context: Context) -> AsyncIterator[Record]:
+    async def _counted(self, method: str, context: Context) -> AsyncIterator[Record]:
         """One request: exactly one outcome, counted when it ends, however it ends."""
         began = time.monotonic()
-        record = Record(request_id="")
-        self._metrics.in_flight.inc()
-        outcome, reason = "internal", "internal"
-        try:
-            yield record
-            outcome, reason = "ok", ""
-            context.set_trailing_metadata(_trailers(record))
-        except asyncio.CancelledError:
-            outcome, reason = "client_cancelled", ""
-            raise
-        except ClientGone:
-            outcome, reason = "client_cancelled", ""
-        except Exception as error:
-            failed = wire_error(self._fault(error, record))
-            outcome, reason = failed.outcome, failed.reason
-            await context.abort(failed.code, failed.message, failed.trailers + _trailers(record))
-        finally:
-            self._metrics.in_flight.dec()
-            self._finish(record, outcome, reason, time.monotonic() - began)
+        record, ending, accounts = Record(request_id=""), UNKNOWN, self._accounts
+        accounts.metrics.in_flight.inc()
+        name = f"{ENGINE_SERVICE}/{method}"
+        with accounts.tracing.server(name, context.invocation_metadata) as span:
+            if span.trace_id:
+                bind_trace(span.trace_id)
+            try:
+                yield record
+                ending = OK
+                context.set_trailing_metadata(_trailers(record))
+            except asyncio.CancelledError:
+                ending = TOO_LATE if context.time_remaining() == 0 else CANCELLED
+                raise
+            except ClientGone:
+                ending = CANCELLED
+            except Exception as error:
+                failed = wire_error(self._fault(error))
+                ending = Ending(failed.outcome, failed.reason, failed.code.name, failed.message)
+                await context.abort(
+                    failed.code, failed.message, failed.trailers + _trailers(record)
+                )
+            finally:
+                accounts.metrics.in_flight.dec()
+                accounts.close(record, ending, time.monotonic() - began, span)
 
     async def get_tokenizer(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
         """GetTokenizer: the archive of the model that is asked for."""
         try:
             chunks = self._view.tokenizer_chunks(_asked_model(context))
         except Exception as error:
-            await _abort(context, self._fault(error, None))
+            await _abort(context, self._fault(error))
         for chunk in chunks:
             yield chunk.SerializeToString()
 
@@ -145,65 +152,16 @@ class EngineService:
             try:
                 answer = await serve(_parse(kind, raw), _asked_model(context))
             except Exception as error:
-                await _abort(context, self._fault(error, None))
+                await _abort(context, self._fault(error))
             return answer.SerializeToString()
 
         return handler
 
-    def _fault(self, error: Exception, record: Record | None) -> Fault:
+    def _fault(self, error: Exception) -> Fault:
         if isinstance(error, Fault):
             return error
-        _log.error("internal_error", request=record.request_id if record else "", exc_info=error)
+        _log.error("internal_error", exc_info=error)
         return Fault(Reason.INTERNAL, "the router failed internally; its log has the request id")
-
-    def _finish(self, record: Record, outcome: str, reason: str, seconds: float) -> None:
-        progress = record.journey.progress
-        # Both clocks are the monotonic one, so a moment can be told as an age.
-        first = progress.first_output_at
-        to_first = None if first is None else seconds - (time.monotonic() - first)
-        self._observe(record, outcome, reason, seconds, to_first)
-        resolution = record.resolution
-        told = {
-            "mode": resolution.mode.value if resolution else None,
-            "mode_reason": resolution.why.value if resolution else None,
-            "worker": record.journey.worker or None,
-            "reason": reason or None,
-            "first_output_seconds": None if to_first is None else round(to_first, 4),
-            "finish": ",".join(progress.finish_reasons) or None,
-        }
-        _log.info(
-            "request",
-            request=record.request_id[:128],
-            model=record.model,
-            outcome=outcome,
-            attempts=record.journey.attempts,
-            seconds=round(seconds, 4),
-            prompt_tokens=progress.prompt_tokens or record.prompt_tokens,
-            cached_tokens=progress.cached_tokens,
-            output_tokens=progress.output_tokens,
-            **{key: value for key, value in told.items() if value is not None},
-        )
-
-    def _observe(
-        self, record: Record, outcome: str, reason: str, seconds: float, to_first: float | None
-    ) -> None:
-        metrics, model, progress = self._metrics, record.model, record.journey.progress
-        metrics.requests.labels(model, outcome, reason).inc()
-        metrics.duration.labels(model).observe(seconds)
-        if reason == "overloaded":
-            metrics.sheds.labels(model).inc()
-        if to_first is None:
-            return
-        metrics.first_output.labels(model).observe(to_first)
-        metrics.relayed_messages.inc(progress.messages)
-        metrics.relayed_bytes.inc(progress.nbytes)
-        metrics.prompt_tokens.labels(model).inc(progress.prompt_tokens)
-        metrics.cached_tokens.labels(model).inc(progress.cached_tokens)
-        tokens = progress.output_tokens
-        metrics.output_tokens.labels(model).inc(tokens)
-        if progress.messages > 1 and tokens > 1 and progress.first_output_at is not None:
-            streamed = progress.last_at - progress.first_output_at
-            metrics.token_time.labels(model).observe(streamed / (tokens - 1))
 
 
 def _parse(kind: type[M], raw: bytes) -> M:

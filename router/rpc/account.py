@@ -1,0 +1,129 @@
+"""What is told of a request when it has ended: metrics, a log line, its span, the last errors."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from router.observe.logging import get_logger
+from router.observe.metrics import Metrics
+from router.observe.recent import RecentFailures
+from router.observe.tracing import Span, Tracing, Value
+from router.request.pipeline import Record
+
+_log = get_logger("request")
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a request ended. `outcome` and `reason` are of fixed sets, `code` a gRPC status'."""
+
+    outcome: str
+    reason: str = ""
+    code: str = "OK"
+    message: str = ""
+
+
+OK = Ending("ok")
+CANCELLED = Ending("client_cancelled", code="CANCELLED")
+# The client's own deadline ended the call, which is a cancel of another kind.
+TOO_LATE = Ending("client_cancelled", "deadline", "DEADLINE_EXCEEDED")
+# Stands until it is known better.
+UNKNOWN = Ending("internal", "internal", "UNKNOWN")
+
+# Outcomes that are nobody's failure.
+_NO_ERROR = ("ok", "client_cancelled")
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """Where the accounts of requests go."""
+
+    metrics: Metrics
+    tracing: Tracing = field(default_factory=Tracing)
+    failures: RecentFailures = field(default_factory=RecentFailures)
+
+    def close(self, record: Record, ending: Ending, seconds: float, span: Span) -> None:
+        """Tells how a request ended, `seconds` after it came."""
+        # Both clocks are the monotonic one, so a moment can be told as an age.
+        first = record.journey.progress.first_output_at
+        to_first = None if first is None else seconds - (time.monotonic() - first)
+        self._count(record, ending, seconds, to_first)
+        self._log(record, ending, seconds, to_first)
+        if ending.outcome not in _NO_ERROR:
+            self.failures.add(
+                record.model, ending.outcome, ending.reason, ending.message, record.request_id
+            )
+        if self.tracing.on:
+            span.tell(_attributes(record, ending, to_first))
+            if ending.outcome not in _NO_ERROR:
+                span.fail(ending.reason, ending.message)
+
+    def _count(
+        self, record: Record, ending: Ending, seconds: float, to_first: float | None
+    ) -> None:
+        metrics, model, progress = self.metrics, record.model, record.journey.progress
+        metrics.requests.labels(model, ending.outcome, ending.reason).inc()
+        metrics.duration.labels(model).observe(seconds)
+        if ending.reason == "overloaded":
+            metrics.sheds.labels(model).inc()
+        if to_first is None:
+            return
+        metrics.first_output.labels(model).observe(to_first)
+        metrics.relayed_messages.inc(progress.messages)
+        metrics.relayed_bytes.inc(progress.nbytes)
+        if progress.prompt_tokens:
+            metrics.prompt_tokens.labels(model).inc(progress.prompt_tokens)
+            metrics.expected_prompt_tokens.labels(model).inc(record.prompt_tokens)
+        if progress.cached_tokens:
+            metrics.cached_tokens.labels(model).inc(progress.cached_tokens)
+        tokens = progress.output_tokens
+        metrics.output_tokens.labels(model).inc(tokens)
+        if progress.messages > 1 and tokens > 1 and progress.first_output_at is not None:
+            streamed = progress.last_at - progress.first_output_at
+            metrics.token_time.labels(model).observe(streamed / (tokens - 1))
+
+    def _log(self, record: Record, ending: Ending, seconds: float, to_first: float | None) -> None:
+        progress, resolution = record.journey.progress, record.resolution
+        told = {
+            "mode": resolution.mode.value if resolution else None,
+            "mode_reason": resolution.why.value if resolution else None,
+            "worker": record.journey.worker or None,
+            "reason": ending.reason or None,
+            "first_output_seconds": None if to_first is None else round(to_first, 4),
+            "finish": ",".join(progress.finish_reasons) or None,
+        }
+        _log.info(
+            "request",
+            model=record.model,
+            outcome=ending.outcome,
+            attempts=record.journey.attempts,
+            seconds=round(seconds, 4),
+            prompt_tokens=progress.prompt_tokens or record.prompt_tokens,
+            cached_tokens=progress.cached_tokens,
+            output_tokens=progress.output_tokens,
+            **{key: value for key, value in told.items() if value is not None},
+        )
+
+
+def _attributes(record: Record, ending: Ending, to_first: float | None) -> dict[str, Value]:
+    progress, resolution = record.journey.progress, record.resolution
+    attributes: dict[str, Value] = {
+        "rpc.response.status_code": ending.code,
+        "gen_ai.provider.name": "vllm",
+        "gen_ai.request.model": record.model,
+        "gen_ai.usage.input_tokens": progress.prompt_tokens or record.prompt_tokens,
+        "gen_ai.usage.output_tokens": progress.output_tokens,
+        "gen_ai.usage.cache_read.input_tokens": progress.cached_tokens,
+        "mmrouter.request_id": record.request_id,
+        "mmrouter.attempts": record.journey.attempts,
+        "mmrouter.outcome": ending.outcome,
+    }
+    if progress.finish_reasons:
+        attributes["gen_ai.response.finish_reasons"] = progress.finish_reasons
+    if to_first is not None:
+        attributes["gen_ai.response.time_to_first_chunk"] = to_first
+    if resolution is not None:
+        attributes["mmrouter.mm_processing.mode"] = resolution.mode.value
+        attributes["mmrouter.mm_processing.reason"] = resolution.why.value
+    return attributes
