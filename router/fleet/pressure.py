@@ -156,36 +156,33 @@ class Backlog:
 
     def pressure(self) -> Pressure:
         """As of now."""
-        now = self._clock()
-        rate = self.rate
-        foreign = max(0.0, self._foreign - (rate or 0.0) * (now - self._foreign_at))
+        now, rate, queued = self._clock(), self.rate, float(self._queued)
+        if self._waiting and rate:
+            # What is done of the oldest prompt by now.
+            oldest = next(iter(self._waiting)).tokens
+            queued -= min(rate * (now - self._busy_since), oldest)
+        if self._foreign:
+            queued += max(0.0, self._foreign - (rate or 0.0) * (now - self._foreign_at))
         silence = self._silence
         if silence and self.in_flight:
             # It has not spoken since the report either.
             silence += now - self._silence_at
+        slots = self.slots
         return Pressure(
-            queued=self._queued - self._progress(now, rate) + foreign,
-            rate=rate,
-            in_flight=self.in_flight,
-            context_tokens=self.context_tokens,
-            slots=self.slots,
-            slot_wait=self._slot_wait(now),
-            silence=silence,
+            queued,
+            rate,
+            self.in_flight,
+            self.context_tokens,
+            slots,
+            self._slot_wait(now, slots) if slots and self.in_flight >= slots else 0.0,
+            silence,
         )
 
-    def _progress(self, now: float, rate: float | None) -> float:
-        """What is done of the oldest prompt by now."""
-        if not self._waiting or not rate:
-            return 0.0
-        return min(rate * (now - self._busy_since), float(next(iter(self._waiting)).tokens))
-
-    def _slot_wait(self, now: float) -> float:
-        if not self.slots or self.in_flight < self.slots:
-            return 0.0
+    def _slot_wait(self, now: float, slots: int) -> float:
         # A decayed count over its mean lifetime is a rate (events per second).
         faded = self._finished * _fading(now - self._finished_at)
         turnover = max(faded * math.log(2) / _HALF_LIFE, 0.1)
-        return (self.in_flight - self.slots + 1) / turnover
+        return (self.in_flight - slots + 1) / turnover
 
 
 def _fading(seconds: float) -> float:

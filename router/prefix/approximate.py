@@ -90,23 +90,29 @@ def _expect(a: Any, holder: int, keys: Any, now: int, until: int) -> None:
         if t.state[SIZE] == 0 or a.latest[t.state[OLDEST] - 1] > now:
             break
         _remove(a, t.state[OLDEST] - 1)
-    parent = np.uint64(0)
-    # Leaves are given up before their parents.
+    # Of a chain that does not fit, the beginning is kept.
     kept = min(len(keys), len(t.keys))
+    crowded = t.state[SIZE] + kept > len(t.keys)
+    slots = np.empty(kept, np.int64)
+    parent = np.uint64(0)
     for i in range(kept):
         slot = table.find(t, keys[i])
         if slot < 0:
             if t.state[SIZE] == len(t.keys):
                 _remove(a, t.state[OLDEST] - 1)
             slot = table.insert(t, keys[i], parent, np.uint32(0))
-        else:
-            # Out of the way of the evictions for the rest of the chain.
+        elif crowded:
+            # Out of the way of what the rest of the chain pushes out.
             table.touch(t, slot, np.uint32(0))
-        a.expiry[slot, holder] = max(a.expiry[slot, holder], until)
-        a.latest[slot] = max(a.latest[slot], until)
+        if a.expiry[slot, holder] < until:
+            a.expiry[slot, holder] = until
+        if a.latest[slot] < until:
+            a.latest[slot] = until
+        slots[i] = slot
         parent = keys[i]
+    # Leaves are given up before their parents.
     for i in range(kept - 1, -1, -1):
-        table.touch(t, table.find(t, keys[i]), np.uint32(0))
+        table.touch(t, slots[i], np.uint32(0))
 
 
 @njit(nogil=True, cache=True)
