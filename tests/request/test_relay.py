@@ -41,6 +41,8 @@ class Call:
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for step in self._steps:
+            if self._cancelled.is_set():
+                raise asyncio.CancelledError
             if isinstance(step, Exception):
                 raise step
             if isinstance(step, bytes):
