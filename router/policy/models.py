@@ -1,0 +1,48 @@
+"""The policy of each model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from router.policy.base import Policy
+from router.policy.settings import (
+    PolicyOverride,
+    PolicySettings,
+    effective,
+    uses_prefix_overlap,
+)
+
+
+class Policies:
+    """One policy a model, made when first asked for, from the settings in effect for it.
+
+    `make` builds a policy for (model, settings); policies keep state, so
+    models do not share them.
+    """
+
+    def __init__(
+        self,
+        defaults: PolicySettings,
+        make: Callable[[str, PolicySettings], Policy],
+        models: Mapping[str, PolicyOverride] | None = None,
+    ) -> None:
+        self._defaults = defaults
+        self._models = dict(models or {})
+        self._make = make
+        self._policies: dict[str, Policy] = {}
+
+    def of(self, model: str) -> Policy:
+        """The model's policy, always the same one."""
+        policy = self._policies.get(model)
+        if policy is None:
+            policy = self._policies[model] = self._make(model, self.settings(model))
+        return policy
+
+    def settings(self, model: str, *, prefix_credit: float | None = None) -> PolicySettings:
+        """The settings in effect for a request of the model with such a credit of its own."""
+        request = PolicyOverride(prefix_credit=prefix_credit)
+        return effective(self._defaults, self._models.get(model), request)
+
+    def uses_prefix_overlap(self, model: str, *, prefix_credit: float | None = None) -> bool:
+        """The gate (`settings.uses_prefix_overlap`) for such a request, or leg of one."""
+        return uses_prefix_overlap(self.settings(model, prefix_credit=prefix_credit))
