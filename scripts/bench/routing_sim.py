@@ -364,6 +364,7 @@ def main() -> None:
     )
     parser.add_argument("--mooncake", type=Path, nargs="*", default=[], help="JSONL traces")
     parser.add_argument("--only", nargs="*", help="names of traces")
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--routers", type=int, default=1, help="that do not know of each other")
     parser.add_argument("--approximate", action="store_true", help="workers send no events")
     parser.add_argument("--plots", type=Path, help="folder for PNG files")
@@ -374,10 +375,10 @@ def main() -> None:
             for trace in traces(workers, seed, given.minutes, given.mooncake):
                 if given.only and trace.name not in given.only:
                     continue
-                for name, make in POLICIES.items():
+                for name in given.policies:
                     result = simulate(
                         trace,
-                        make,
+                        POLICIES[name],
                         workers,
                         seed,
                         Engine(prefill_rate=given.rate),
@@ -415,13 +416,14 @@ def plot(workers: int, runs: Runs, file: Path) -> None:
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(trace for trace, _ in runs))
+    policies = list(dict.fromkeys(policy for _, policy in runs))
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     panels = figure.subplots(1, 3)
     titles = ("mean TTFT, s", "p99 TTFT, s", "blocks found cached")
     for panel, title, value in zip(
         panels, titles, (lambda r: r.mean, lambda r: r.p99, lambda r: r.hits), strict=True
     ):
-        for i, policy in enumerate(POLICIES):
+        for i, policy in enumerate(policies):
             seen = [[value(r) for r in runs[name, policy]] for name in names]
             heights = [statistics.mean(values) for values in seen]
             spread = [
