@@ -15,8 +15,8 @@ from router.wire.common_pb2 import EngineLoad, KvEventBatch
 
 _log = get_logger("prefix")
 
-# Batches of events from now on; the argument is the number to start at.
-OpenStream = Callable[[int], AsyncGenerator[KvEventBatch, None]]
+# Opens SubscribeKvEvents at number 0, which is the present: no worker keeps older ones.
+OpenStream = Callable[[], AsyncGenerator[KvEventBatch, None]]
 
 
 class StreamEnded(Exception):
@@ -89,7 +89,7 @@ class Subscription:
     async def _follow(self) -> str:
         """Reads one stream to its end; returns why it was left."""
         self.reader.opened()
-        stream = self._open(0)
+        stream = self._open()
         try:
             async for batch in stream:
                 self._resident.reporting = True
