@@ -132,9 +132,7 @@ class Registry:
         return self._at.get(worker.address) is worker
 
     def _state_changed(self, worker: Worker) -> None:
-        log = (
-            _log.info if worker.state in (WorkerState.READY, WorkerState.PENDING) else _log.warning
-        )
+        log = _log.warning if worker.state is WorkerState.UNHEALTHY else _log.info
         log(
             "worker_state",
             worker=worker.address,

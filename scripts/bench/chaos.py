@@ -252,8 +252,12 @@ def report(
     slowest = max((o.ended - o.began for o in chaotic), default=0.0)
     print(f"ends: {_listed(ends)}; the slowest took {slowest:.1f} s")
     print(f"the router counted {_listed(after['outcomes'])}")
-    for key in ("tasks", "descriptors"):
-        print(f"{key}: {before[key]} before, {after[key]} after")
+    print(f"tasks: {before['tasks']} before, {after['tasks']} after")
+    held = [len(state["descriptors"]) for state in (before, after)]
+    print(f"descriptors: {held[0]} before, {held[1]} after")
+    more = Counter(after["descriptors"]) - Counter(before["descriptors"])
+    if more:
+        print(f"  new among them: {_listed(more)}")
     grown = after["resident"] - before["resident"]
     print(f"memory: {before['resident'] >> 20} MiB before, {grown / 2**20:+.1f} MiB\n")
 
@@ -271,7 +275,7 @@ def report(
             print(f"         {one.kind} at {one.worker or 'no worker'}: {one.status[:150]}")
     verdict.check(after["leases"] == after["reserved"] == 0, "no lease is left")
     verdict.check(after["tasks"] <= before["tasks"], "no task is left")
-    verdict.check(after["descriptors"] <= before["descriptors"], "no descriptor is left")
+    verdict.check(held[1] <= held[0], "no descriptor is left")
     verdict.check(grown < _FLAT, "memory is flat")
     return int(bool(verdict.failed))
 
