@@ -9,7 +9,6 @@ own measured rate, so that its terms can be compared with each other.
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import dataclass
 
@@ -57,8 +56,8 @@ def lowest(costs: Floats, temperature: float, rng: random.Random) -> int:
 
     With a temperature T the chances are exp(-cost / ((max - min) * T)).
     """
-    low, high = float(costs.min()), float(costs.max())
-    if temperature <= 0 or high - low <= 0 or not math.isfinite(high):
+    low, high = float(costs.min()), float(costs[np.isfinite(costs)].max())
+    if temperature <= 0 or high <= low:
         return int(rng.choice(np.flatnonzero(costs == low).tolist()))
     chances = np.exp((low - costs) / ((high - low) * temperature))
     return rng.choices(range(len(costs)), weights=chances.tolist())[0]

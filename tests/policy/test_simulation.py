@@ -1,0 +1,44 @@
+"""Under a simulated load the prefix policy does what it is for."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCH = str(Path(__file__).parents[2] / "scripts/bench")
+
+
+@pytest.fixture(scope="module")
+def sim() -> Any:
+    sys.path.insert(0, BENCH)
+    try:
+        import routing_sim
+
+        yield routing_sim
+    finally:
+        sys.path.remove(BENCH)
+
+
+def test_images_that_come_again_are_found_and_nobody_queues_for_them(sim: Any) -> None:
+    trace = sim.multimodal(3, rate=12.0, seconds=90)
+    results = {
+        name: sim.simulate(trace, sim.POLICIES[name], 8, 3, sim.Engine())
+        for name in ("least load", "published cost", "prefix (ours)")
+    }
+    ours = results.pop("prefix (ours)")
+    assert ours.hits > 0.4
+    for other in results.values():
+        assert ours.mean < other.mean
+        assert ours.p99 < other.p99
+
+
+def test_a_hanging_worker_is_left_alone(sim: Any) -> None:
+    trace = sim.multimodal(4, rate=12.0, seconds=90)
+    veto, none = (
+        sim.simulate(trace, sim._prefix(sim.Prefix, silence_veto=s), 8, 4, sim.Engine(), stall=30)
+        for s in (2.0, 1e9)
+    )
+    assert veto.mean < none.mean
