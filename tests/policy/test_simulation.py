@@ -23,7 +23,7 @@ def sim() -> Any:
 
 
 def test_images_that_come_again_are_found_and_nobody_queues_for_them(sim: Any) -> None:
-    trace = sim.multimodal(3, rate=12.0, seconds=90)
+    trace = sim.multimodal(3, rate=12.0, seconds=40)
     results = {
         name: sim.simulate(trace, sim.POLICIES[name], 8, 3, sim.Engine())
         for name in ("least load", "published cost", "prefix (ours)")
@@ -36,9 +36,9 @@ def test_images_that_come_again_are_found_and_nobody_queues_for_them(sim: Any) -
 
 
 def test_a_hanging_worker_is_left_alone(sim: Any) -> None:
-    trace = sim.multimodal(4, rate=12.0, seconds=90)
+    trace = sim.multimodal(4, rate=12.0, seconds=40)
     veto, none = (
-        sim.simulate(trace, sim._prefix(sim.Prefix, silence_veto=s), 8, 4, sim.Engine(), stall=30)
+        sim.simulate(trace, sim._prefix(sim.Prefix, silence_veto=s), 8, 4, sim.Engine(), stall=15)
         for s in (2.0, 1e9)
     )
     assert veto.mean < none.mean
