@@ -47,15 +47,18 @@ def namespace_id(root: Path = ROOT) -> str:
 
 
 class Segment:
-    """One file of shared memory with the pixels of all batches of a request."""
+    """The pixels of a request in shared memory, a file for each batch.
 
-    def __init__(self, path: Path, handles: Sequence[common.ShmHandle]) -> None:
-        self._path = path
+    Each its own, because a worker removes a file once it has read one tensor from it.
+    """
+
+    def __init__(self, paths: Sequence[Path], handles: Sequence[common.ShmHandle]) -> None:
+        self._paths = paths
         self.handles = handles
 
     def unlink(self) -> None:
         """Removes it; a worker that has read it may have done so already."""
-        self._path.unlink(missing_ok=True)
+        _unlink(self._paths)
 
 
 class SharedMemory:
@@ -95,36 +98,25 @@ class SharedMemory:
             or nbytes > _SHARE_OF_FREE * self._free()
         ):
             return None
-        path = self._root / f"{_PREFIX}{self._owner}-{next(self._counter)}"
-        writing = asyncio.ensure_future(asyncio.to_thread(_write, path, batches))
+        paths = [self._root / f"{_PREFIX}{self._owner}-{next(self._counter)}" for _ in batches]
+        writing = asyncio.ensure_future(asyncio.to_thread(_write, paths, batches))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
             # The thread goes on; what it writes must not stay.
-            writing.add_done_callback(lambda _: path.unlink(missing_ok=True))
+            writing.add_done_callback(lambda _: _unlink(paths))
             raise
         except OSError as error:
-            path.unlink(missing_ok=True)
+            _unlink(paths)
             if error.errno != errno.ENOSPC:
                 raise
             _log.warning("shm_full", bytes=nbytes)
             return None
-        return Segment(path, self._handles(path, batches))
-
-    def _handles(self, path: Path, batches: Sequence[Batch]) -> list[common.ShmHandle]:
-        handles = []
-        offset = 0
-        for batch in batches:
-            handles.append(
-                common.ShmHandle(
-                    name=path.name,
-                    offset=offset,
-                    nbytes=batch.payload_bytes,
-                    owner_id=self._owner,
-                )
-            )
-            offset += batch.payload_bytes
-        return handles
+        handles = [
+            common.ShmHandle(name=path.name, nbytes=batch.payload_bytes, owner_id=self._owner)
+            for path, batch in zip(paths, batches, strict=True)
+        ]
+        return Segment(paths, handles)
 
     def _free(self) -> int:
         about = os.statvfs(self._root)
@@ -166,15 +158,20 @@ def _remove_all(root: Path, owner: str) -> int:
     return count
 
 
-def _write(path: Path, batches: Sequence[Batch]) -> None:
-    # Workers may run as another user of the pod: read and remove is theirs by the folder.
-    segment = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o644)
-    try:
-        for batch in batches:
+def _write(paths: Sequence[Path], batches: Sequence[Batch]) -> None:
+    for path, batch in zip(paths, batches, strict=True):
+        # Workers may run as another user of the pod: read and remove is theirs by the folder.
+        segment = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o644)
+        try:
             for array in batch.payload:
                 _write_all(segment, array.reshape(-1).view(np.uint8).data)
-    finally:
-        os.close(segment)
+        finally:
+            os.close(segment)
+
+
+def _unlink(paths: Sequence[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _write_all(segment: int, data: memoryview) -> None:

@@ -60,6 +60,8 @@ async def test_a_worker_finds_every_batch_where_its_handle_says(
         assert content == b"".join(part.tobytes() for part in sent.payload)
         assert list(inputs.pixel_values.shape) == list(sent.head.pixel_values.shape)
         assert inputs.mm_hashes == sent.head.mm_hashes
+    # A worker removes the file when it has read one of them.
+    assert len({handle.name for handle in segment.handles}) == len(batches)
     segment.unlink()
     segment.unlink()
     assert files(tmp_path) == []
