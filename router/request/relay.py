@@ -49,9 +49,11 @@ class Progress:
     cached_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
     first_output_at: float | None = None
-    # When the last message came (loop time), and whether it is still being written.
+    # When the last message came (loop time), whether it is still being written, and when
+    # it had been.
     last_at: float = 0.0
     writing: bool = False
+    passed_at: float = 0.0
 
     # Ids that came in Completes alone.
     unstreamed: int = 0
@@ -108,7 +110,7 @@ class Watchdog:
             self._look_in(limits.idle)
             return
         if progress.started:
-            limit, seconds, left = "idle", limits.idle, limits.idle - (now - progress.last_at)
+            limit, seconds, left = "idle", limits.idle, limits.idle - (now - progress.passed_at)
         else:
             limit, seconds = "first_output", limits.first_output
             left = limits.first_output - (now - self._began)
@@ -163,6 +165,8 @@ async def stream(
             progress.writing = True
             await write(message if through is None else through(message))
             progress.writing = False
+            # Silence begins here: a worker cannot be heard while its client is slow to read.
+            progress.passed_at = loop.time()
     except grpc.aio.AioRpcError as error:
         # With every choice complete the client has all there is; how the call ended is nothing.
         if len(progress.completes) < choices:
