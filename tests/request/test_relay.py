@@ -134,15 +134,18 @@ async def test_silence_between_messages_has_the_idle_limit_whenever_it_begins() 
     for first_output in (0.02, 60.0):
         limits = Limits(first_output=first_output, idle=0.05)
         assert await failed(Call(chunk(1), FOREVER), limits=limits) == "idle"
-        assert await relayed(Call(chunk(1), 0.01, chunk(2), 0.01, complete()), limits=limits)
+        patient = Limits(first_output=first_output, idle=60)
+        assert await relayed(Call(chunk(1), 0.05, chunk(2), 0.05, complete()), limits=patient)
 
 
 async def test_a_client_that_is_slow_to_read_is_no_silent_worker() -> None:
-    async def slowly(_: bytes) -> None:
-        await asyncio.sleep(0.1)
+    limits = Limits(first_output=60, idle=0.5)
 
-    call = Call(chunk(1), complete())
-    await relayed(call, limits=Limits(first_output=60, idle=0.02), write=slowly)
+    async def slowly(_: bytes) -> None:
+        await asyncio.sleep(0.6)
+
+    # What came while the client was slow does not count as silence afterwards either.
+    await relayed(Call(chunk(1), 0.1, complete()), limits=limits, write=slowly)
 
 
 async def test_a_client_that_leaves_cancels_the_worker() -> None:
