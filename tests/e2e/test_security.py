@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -275,3 +277,30 @@ async def test_what_cannot_work_is_said_at_the_start(
 def test_half_a_pair_is_a_bad_setting(settings: dict[str, str], said: str) -> None:
     with pytest.raises(config.ConfigError, match=said):
         config.load(settings)
+
+
+async def test_commands_send_a_token_from_a_file(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alpha\n")
+    files = {"client_tokens": str(tokens), "admin_tokens": str(tokens)}
+    async with serving(SimOptions(), **files) as served:
+        for command in (("workers", "list"), ("generate", "hello")):
+            given = (*command, "--addr", served.app.listen)
+            code, out = await run_command(*given, "--token-file", str(tokens))
+            assert code == 0, out
+            code, out = await run_command(*given)
+            assert code == 1
+            assert "UNAUTHENTICATED: the call carries no token" in out
+
+
+async def run_command(*args: str) -> tuple[int, str]:
+    """Exit code and everything that was printed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "router", *args),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
