@@ -36,6 +36,8 @@ _PR_SET_PDEATHSIG = 1
 
 # On two busy cores three workers load at once for some minutes.
 START_TIMEOUT = 420.0
+# The first one of a tree compiles its kernels.
+ROUTER_START_TIMEOUT = 240.0
 STOP_TIMEOUT = 30.0
 
 # What a worker is told: launcher's flags, then vLLM's.
@@ -177,7 +179,7 @@ class Stack:
         command = [sys.executable, "-m", "router", "serve"]
         command += ["--listen", "127.0.0.1:0", "--http", http, *flags]
         popen, log = self._spawn("router", command, os.environ)
-        router = Router(popen, _address(popen, log, 60.0), log, http)
+        router = Router(popen, _address(popen, log, ROUTER_START_TIMEOUT), log, http)
         self._routers[flags] = router
         _until_ready(router)
         return router

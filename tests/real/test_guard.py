@@ -110,7 +110,8 @@ class Hop:
 @pytest.fixture(scope="module")
 def hop(stack: Stack) -> Iterator[Hop]:
     with recording(stack.worker("tensors").address) as recorder:
-        router = stack.router("--worker", recorder.address, *FLAGS)
+        # Inline, so that what passes can be sent again.
+        router = stack.router("--worker", recorder.address, "--shm", "off", *FLAGS)
         yield Hop(router, recorder)
         router.stop()
 
