@@ -167,14 +167,16 @@ def _payload(tensor: engine.TensorData, name: str, *, shared_memory: bool) -> by
 
 
 def _read_segment(handle: common.ShmHandle, name: str) -> bytes:
-    """Bytes of a shared-memory segment; its owner unlinks it."""
+    """Bytes of a shared-memory segment, which is gone after that, as with the real servicer."""
     segment = handle.name.lstrip("/")
     if not segment or "/" in segment or segment.startswith("."):
         raise invalid(f"{name}: not the name of a shared-memory segment")
     try:
         with (_SHM / segment).open("rb") as file:
             file.seek(handle.offset)
-            return file.read(handle.nbytes)
+            content = file.read(handle.nbytes)
+        (_SHM / segment).unlink(missing_ok=True)
+        return content
     except OSError as error:
         raise invalid(f"{name}: the shared-memory segment cannot be read") from error
 

@@ -227,13 +227,16 @@ async def test_pixels_are_read_from_shared_memory_where_it_was_advertised() -> N
     try:
         async with client_of(SimOptions(shm_namespace_id="here")) as client:
             assert await client.say(request) == await client.say(with_tensors(ASK, SMALL))
-            # The owner unlinks it, not the reader.
-            assert segment.exists()
+            # As the real servicer does, it removes what it has read.
+            assert not segment.exists()
+            error = await client.refusal(request)
+            assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        segment.write_bytes(b"head" + payload)
         async with client_of() as client:
             error = await client.refusal(request)
             assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     finally:
-        segment.unlink()
+        segment.unlink(missing_ok=True)
 
 
 async def test_the_prefix_cache_is_shared_by_the_same_picture_alone() -> None:
