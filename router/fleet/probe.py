@@ -30,6 +30,8 @@ _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 # Pause before a failed check is made again, where the interval is longer.
 _CONFIRM_PAUSE = 0.2
+# Seconds by which a timeout may be noticed late and still be the worker's.
+_OWN_DELAY = 0.5
 
 
 @dataclass(frozen=True)
@@ -207,6 +209,11 @@ class Probe:
         asked, more requests must not pile up while the count goes on.
         """
         worker = self._worker
+        if self._clock() - asked_at > self._settings.health_timeout + _OWN_DELAY:
+            # Our own loop was held up. To take that for an answer would lose the whole
+            # fleet at once.
+            _log.warning("probe_late", worker=worker.address, why=why)
+            return
         if worker.load.in_flight and worker.heard_at <= asked_at:
             silence = self._clock() - worker.heard_at
             self._bad(why)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -120,15 +121,17 @@ class KubeApi:
         return web.json_response({"metadata": pod})
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[KubeAccess]:
+    async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[KubeAccess]:
+        """Access to it in the clear, or by `https` with whatever the caller adds."""
         app = web.Application()
         app.router.add_get(SLICES, self._get_slices)
         app.router.add_get(f"/api/v1/namespaces/{NAMESPACE}/pods/{{name}}", self._get_pod)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
         try:
-            yield KubeAccess(f"http://127.0.0.1:{runner.addresses[0][1]}", token="secret")
+            scheme = "https" if tls else "http"
+            yield KubeAccess(f"{scheme}://127.0.0.1:{runner.addresses[0][1]}", token="secret")
         finally:
             self.cut()
             await runner.cleanup()

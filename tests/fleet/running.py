@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,9 +20,16 @@ BRISK = ProbeSettings(
 
 
 @asynccontextmanager
-async def fleet(*, drain_timeout: float = 10.0, **settings: Any) -> AsyncIterator[Fleet]:
+async def fleet(
+    *,
+    drain_timeout: float = 10.0,
+    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
+) -> AsyncIterator[Fleet]:
     """A fleet whose probes are brisk, unless `settings` (of ProbeSettings) say otherwise."""
-    running = Fleet(Registry(Metrics()), replace(BRISK, **settings), drain_timeout=drain_timeout)
+    running = Fleet(
+        Registry(Metrics(), clock=clock), replace(BRISK, **settings), drain_timeout=drain_timeout
+    )
     try:
         yield running
     finally:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
+import trustme
 
 from router.fleet.discovery import kubernetes
 from router.fleet.discovery.kube_slices import Keys, ServiceName
@@ -196,6 +200,44 @@ async def test_role_and_model_are_on_the_slice_or_else_on_the_pod() -> None:
         api.put("c", "10.0.0.3")
         await eventually(lambda: seen.now == ["10.0.0.1", "10.0.0.2", "10.0.0.3"])
         assert api.pod_reads == 1, "a pod is asked for once"
+
+
+async def test_the_api_server_is_checked_and_may_ask_who_we_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Mock()
+    monkeypatch.setattr(kubernetes, "_log", log)
+    authority, stranger = trustme.CA(), trustme.CA()
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(tls)
+    authority.configure_trust(tls)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    own = authority.issue_cert("router@example.com")
+    ca = authority.cert_pem.bytes()
+    pair = {
+        "client_certificate": own.cert_chain_pems[0].bytes(),
+        "client_key": own.private_key_pem.bytes(),
+    }
+    api = KubeApi()
+    api.put("a", "10.0.0.1")
+    async with api.serving(tls) as access:
+        for given, welcome in (
+            ({"ca": ca, **pair}, True),
+            ({"ca": ca}, False),
+            ({"ca": stranger.cert_pem.bytes(), **pair}, False),
+        ):
+            lists = len(api.lists)
+            service = ServiceName(NAMESPACE, "workers")
+            source = KubernetesDiscovery(service, replace(access, **given), KubeSettings())
+            async with aclosing(source.sets()) as sets:
+                first = asyncio.ensure_future(anext(sets))
+                await eventually(lambda: first.done() or log.warning.called)  # noqa: B023
+                assert first.done() is welcome
+                assert (len(api.lists) > lists) is welcome
+                first.cancel()
+                await asyncio.wait([first])
+            log.reset_mock()
+            api.cut()
 
 
 async def test_a_role_that_is_none_keeps_the_last_good_set() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import grpc
 import pytest
 
@@ -162,6 +165,25 @@ async def test_a_worker_that_hangs_with_requests_there_is_suspected_at_the_first
         await eventually(lambda: in_state(added, UNHEALTHY))
         assert added.state_reason.startswith("suspected: no answer for ")
         lease.release(CallResult.NEUTRAL)
+
+
+async def test_a_timeout_that_is_noticed_late_is_our_own() -> None:
+    began = time.monotonic()
+    options = SimOptions(faults=("GetLoads: hang",))
+    async with sim(options) as worker, fleet(health_timeout=0.1, clock=hurried(began)) as running:
+        added = running.add(worker.address)
+        await eventually(lambda: in_state(added, READY))
+        lease = added.lease(5)
+        assert lease is not None
+        asked = worker.stats.calls["GetLoads"]
+        await eventually(lambda: worker.stats.calls["GetLoads"] > asked + 2)
+        assert added.state is READY
+        lease.release(CallResult.NEUTRAL)
+
+
+def hurried(began: float) -> Callable[[], float]:
+    """A clock by which everything takes a hundred times as long."""
+    return lambda: began + 100 * (time.monotonic() - began)
 
 
 async def test_an_engine_that_reports_its_own_silence_is_not_used_until_it_speaks() -> None:
