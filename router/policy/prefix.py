@@ -119,5 +119,5 @@ class Prefix(Policy):
             holders = [holder for _, _, held in asked for holder in held]
             weights = index.match(view.blocks.keys(size), holders).weights.tolist()
             for i, _, held in asked:
-                matched[i] = size * max([weights[holder] for holder in held])
+                matched[i] = size * max([weights[holder] for holder in held], default=0.0)
         return np.minimum(matched, view.prompt_tokens)

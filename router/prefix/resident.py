@@ -25,8 +25,10 @@ class Resident:
 
     @property
     def holders(self) -> list[int]:
-        """Its numbers in the index, one a rank; those of rank 0 first."""
-        return list(self._holders.values()) or [self._holder(0)]
+        """Its numbers in the index, one a rank; none once it is gone."""
+        if not self._holders and not self._gone:
+            self._holder(0)
+        return list(self._holders.values())
 
     def _holder(self, rank: int) -> int:
         if rank not in self._holders:

@@ -141,6 +141,18 @@ def test_workers_with_other_block_sizes_are_asked_in_their_own() -> None:
     assert choosing.charge(prompt(16), workers[0]) == 16 * SIZE + 1
 
 
+def test_a_worker_that_just_left_has_nothing_and_takes_no_place() -> None:
+    workers = fleet(2)
+    warm(workers[0], prompt(20))
+    resident = workers[0].resident
+    assert resident is not None
+    resident.leave()
+    choosing = policy()
+    assert choosing.costs(prompt(20), workers).tolist() == [pytest.approx(0.0963)] * 2
+    choosing.reserved(prompt(20), workers[0])
+    assert resident.holders == []
+
+
 def test_no_credit_looks_at_no_block() -> None:
     workers = fleet(3)
     view = prompt(20)
