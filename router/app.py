@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import ipaddress
-import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 from grpc_reflection.v1alpha import reflection
 
 from router.config import Settings
-from router.fleet.breaker import BreakerSettings
-from router.fleet.channel import ChannelSettings
 from router.fleet.discovery.reconcile import Reconciler
 from router.fleet.discovery.sources import discoveries
 from router.fleet.fleet import Fleet
-from router.fleet.probe import ProbeSettings
 from router.fleet.registry import Registry
 from router.media.gauges import media_gauges
 from router.media.intake import MediaIntake
-from router.media.limits import FetchLimits, MediaLimits, VideoLimits
 from router.observe.http import HttpFace
 from router.observe.lag import watch_loop_lag
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
-from router.observe.snapshot import Source
-from router.observe.statusz import WorkerRow, page
-from router.observe.tracing import Tracing
+from router.observe.statusz import page
 from router.policy.registry import policy_named
 from router.request.admission import Admission
+from router.request.decide import Decider, DecideSettings
 from router.request.disagg import Pairs, PairSettings
 from router.request.dispatch import Dispatcher
 from router.request.explain import Explainer
@@ -44,16 +36,28 @@ from router.request.prepare import Preparer
 from router.request.relay import Limits
 from router.request.retry import RetryBudget, RetrySettings
 from router.request.select import OverloadRule
-from router.request.shm import SharedMemory, namespace_id
+from router.rooms import (
+    CannotStart,
+    accepted_schemes,
+    backend_gauge,
+    breaker_settings,
+    channel_settings,
+    is_loopback,
+    media_limits,
+    probe_settings,
+    server_options,
+    shared_memory,
+    tracing_of,
+    vision_backend,
+)
 from router.rpc.account import Accounts
 from router.rpc.admin import AdminService
 from router.rpc.engine import EngineService
 from router.rpc.fleet_view import FleetView
 from router.rpc.health import HealthFace
 from router.rpc.security import Security
+from router.status import StatusPage
 from router.units import format_duration, format_size
-from router.vision.backend.base import Backend
-from router.vision.backend.choose import choose_backend
 from router.wire import ADMIN_SERVICE, ENGINE_SERVICE, router_pb2_grpc
 
 if TYPE_CHECKING:
@@ -63,10 +67,6 @@ _log = get_logger("app")
 
 # Grace for streams to see their end after they were told to stop.
 _LAST_GRACE = 1.0
-
-
-class CannotStart(Exception):
-    """The router cannot start; the message says why in one sentence."""
 
 
 class App:
@@ -134,7 +134,14 @@ class App:
             tracing=self.tracing,
         )
         self.pipeline = Pipeline(
-            self.registry,
+            Decider(
+                self.registry,
+                DecideSettings(
+                    settings.mm_processing,
+                    settings.allow_mm_override,
+                    settings.allow_transfer_params,
+                ),
+            ),
             self._intake,
             Preparer(self._intake, self._backend, self.metrics, self.tracing),
             self.dispatcher,
@@ -146,15 +153,15 @@ class App:
             self.admission,
             self.metrics,
             PipelineSettings(
-                mm_processing=settings.mm_processing,
-                allow_mm_override=settings.allow_mm_override,
-                allow_transfer_params=settings.allow_transfer_params,
                 allow_client_hashes=settings.allow_client_hashes,
                 migration=settings.migration,
                 request_timeout=settings.request_timeout,
             ),
         )
         self.health = HealthFace()
+        self._status = StatusPage(
+            settings, self.registry, self.pipeline, self._intake, self.accounts, self._backend.name
+        )
         self.metrics.show(
             [
                 *media_gauges(self._intake),
@@ -262,7 +269,11 @@ class App:
         if not self.settings.http:
             yield
             return
-        face = HttpFace(self.metrics, self._why_not_ready, self._status_page)
+        face = HttpFace(
+            self.metrics,
+            self._why_not_ready,
+            lambda: page(self._status.status(self._why_not_ready())),
+        )
         try:
             await face.start(self.settings.http)
         except (OSError, ValueError) as error:
@@ -285,6 +296,7 @@ class App:
             asyncio.create_task(
                 watch_loop_lag(self.metrics.loop_lag.observe), name="event loop lag"
             ),
+            asyncio.create_task(self._status.history.run(), name="history"),
         ]
         try:
             yield
@@ -336,36 +348,6 @@ class App:
         )
         print(f"listening on {self.listen}", flush=True)
 
-    def _status_page(self) -> str:
-        now = time.monotonic()
-        facts = [
-            ("ready", self._why_not_ready() or "yes"),
-            ("at work", str(self.admission.active)),
-            ("waiting", str(self.admission.waiting)),
-            ("policy", self.settings.policy),
-            ("media", self.settings.mm_processing),
-        ]
-        rows = []
-        for worker in self.registry:
-            report = worker.load.reported
-            capability = worker.capability
-            rows.append(
-                WorkerRow(
-                    address=worker.address,
-                    state=worker.state.value,
-                    reason=worker.state_reason,
-                    since=worker.seconds_in_state,
-                    model=worker.model_name or "",
-                    media=(capability.mm_processor or "tensors") if capability else "",
-                    in_flight=worker.load.in_flight,
-                    running=report.running if report else None,
-                    waiting=report.waiting if report else None,
-                    load_age=now - report.at if report else None,
-                    breaker=worker.breaker.state.value,
-                )
-            )
-        return page("mmrouter", facts, rows)
-
 
 def _settle_heap() -> None:
     """Takes what start-up made out of the garbage collector's sight.
@@ -375,137 +357,6 @@ def _settle_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-# -- Settings of the rooms
-
-
-def server_options(settings: Settings) -> list[tuple[str, int]]:
-    """gRPC server arguments: message limits, and pings as often as clients may send them."""
-    return [
-        ("grpc.max_receive_message_length", settings.max_message_bytes),
-        ("grpc.max_send_message_length", settings.max_message_bytes),
-        (
-            "grpc.http2.min_recv_ping_interval_without_data_ms",
-            int(settings.keepalive_min_client_interval * 1000),
-        ),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.keepalive_permit_without_calls", 1),
-        # Two routers on one port by mistake are an error, not a lottery.
-        ("grpc.so_reuseport", 0),
-    ]
-
-
-def channel_settings(settings: Settings, security: Security) -> ChannelSettings:
-    return ChannelSettings(
-        settings.max_message_bytes,
-        settings.keepalive_worker_interval,
-        security.worker_credentials,
-        settings.worker_tls_server_name,
-    )
-
-
-def breaker_settings(settings: Settings) -> BreakerSettings:
-    return BreakerSettings(
-        settings.breaker_min_calls,
-        settings.breaker_failure_ratio,
-        settings.breaker_window,
-        settings.breaker_open_for,
-        settings.breaker_probes,
-    )
-
-
-def probe_settings(settings: Settings) -> ProbeSettings:
-    return ProbeSettings(
-        settings.health_interval,
-        settings.health_failures,
-        settings.health_successes,
-        settings.metadata_interval,
-        settings.load_interval,
-        health_timeout=settings.health_timeout,
-        engine_silence=settings.engine_silence_timeout,
-    )
-
-
-def media_limits(settings: Settings) -> MediaLimits:
-    image = settings.image_max_input_bytes or settings.media_max_bytes
-    video = settings.video_max_input_bytes or settings.media_max_bytes
-    return MediaLimits(
-        max_image_bytes=image,
-        max_pixels=settings.media_max_pixels,
-        # A third more characters than bytes.
-        max_data_url_bytes=max(image, video) // 3 * 4 + 4,
-        # Half for files and tensors, half for decoded pixels of 3 bytes each.
-        request_bytes=settings.media_budget_bytes // 2,
-        budget_bytes=settings.media_budget_bytes // 2,
-        request_pixels=settings.media_budget_bytes // 6,
-        budget_pixels=settings.media_budget_bytes // 6,
-        local_root=Path(settings.media_local_root) if settings.media_local_root else None,
-        worker_threads=settings.media_threads or len(os.sched_getaffinity(0)),
-        cache_bytes=settings.media_cache_bytes,
-        fetch=FetchLimits(
-            allow_private_hosts=settings.media_allow_private_hosts,
-            allowed_domains=settings.media_allowed_domains,
-        ),
-        video=VideoLimits(max_bytes=video),
-    )
-
-
-def vision_backend(settings: Settings, metrics: Metrics) -> Backend:
-    """What resizes and packs pictures. Raises `CannotStart` when it is not to be had."""
-    try:
-        return choose_backend(settings.vision_backend, metrics.vision_fallbacks.inc)
-    except ValueError as error:
-        raise CannotStart(str(error)) from error
-
-
-def backend_gauge(backend: Backend) -> Source:
-    """Which backend resizes and packs pictures."""
-    about = "1 for what resizes and packs pictures."
-    name = backend.name
-    return Source("router_vision_backend", about, lambda: [((name,), 1)], ("backend",))
-
-
-def tracing_of(settings: Settings) -> Tracing:
-    """Where traces go. Raises `CannotStart` when they cannot be sent."""
-    if not settings.otlp_endpoint:
-        return Tracing()
-    try:
-        from router.observe.otel import exporting
-    except ImportError as error:
-        raise CannotStart(
-            f"--otlp-endpoint needs {error.name}: install mmrouter with the extra `otel`"
-        ) from error
-    return exporting(settings.otlp_endpoint)
-
-
-def shared_memory(settings: Settings) -> SharedMemory | None:
-    """Shared memory for tensors, where this host has any."""
-    if settings.shm == "off" or not namespace_id():
-        return None
-    try:
-        return SharedMemory(settings.shm_min_bytes)
-    except OSError as error:
-        _log.warning("shm_off", why=error.strerror)
-        return None
-
-
-def accepted_schemes(settings: Settings) -> list[str]:
-    """The URL schemes that the router itself takes in."""
-    return ["http", "https", "data", *(["file"] if settings.media_local_root else [])]
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this host can reach `address`."""
-    if address.startswith("unix:"):
-        return True
-    host = address.rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def bind(

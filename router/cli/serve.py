@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _serve(settings: config.Settings) -> int:
-    from router.app import App, CannotStart
+    from router.app import App
+    from router.rooms import CannotStart
 
     try:
         app = App(settings)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from router.media.intake import MediaIntake
 from router.policy.base import RoutingView
-from router.request.pipeline import Decided, Pipeline, Record
+from router.request.decide import Decided
+from router.request.pipeline import Pipeline
 from router.request.prepared import Prepared
+from router.request.record import Record
 from router.request.select import Judgement, pick
 from router.request.show import show_load
 from router.wire import admin, engine
@@ -26,10 +28,10 @@ class Explainer:
         routing_key = request.router.routing_key
         # Stripping for the wire drops what is to be shown.
         anchors = len(request.tokenized.input_ids)
-        decided = self._pipeline.decide(request, "", Record(request_id=request.request_id))
+        decided = self._pipeline.decider.decide(request, "", Record(request_id=request.request_id))
         async with self._intake.ticket() as ticket:
             prepared = await self._pipeline.prepare(request, decided, ticket)
-        constraint = self._pipeline.constraint(decided, prepared)
+        constraint = self._pipeline.decider.constraint(decided, prepared)
         dispatcher = self._pipeline.dispatcher
         pairs = self._pipeline.pairs
         view = RoutingView(prepared.prompt_tokens, routing_key)

@@ -9,7 +9,7 @@ from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.observe.recent import RecentFailures
 from router.observe.tracing import Span, Tracing, Value
-from router.request.pipeline import Record
+from router.request.record import Record
 
 _log = get_logger("request")
 

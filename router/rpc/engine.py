@@ -18,7 +18,8 @@ from google.protobuf.message import DecodeError, Message
 
 from router.faults import Fault, Reason
 from router.observe.logging import bind_request, bind_trace, get_logger
-from router.request.pipeline import Pipeline, Record
+from router.request.pipeline import Pipeline
+from router.request.record import Record
 from router.request.relay import ClientGone, Write
 from router.rpc.account import CANCELLED, OK, TOO_LATE, UNKNOWN, Accounts, Ending
 from router.rpc.errors import wire_error

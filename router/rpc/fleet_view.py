@@ -166,7 +166,7 @@ class FleetView:
 
     def _workers(self, model: str) -> list[Worker]:
         """The model's workers whose metadata are known, ready ones first. Raises `Fault`."""
-        workers = self._registry.of_model(self._pipeline.model_name(model))
+        workers = self._registry.of_model(self._pipeline.decider.model_name(model))
         return sorted(workers, key=lambda w: w.state is not WorkerState.READY)
 
 

@@ -13,7 +13,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router import config
-from router.app import App, CannotStart
+from router.app import App
+from router.rooms import CannotStart
 from router.rpc import security
 from router.wire import admin, engine, router_pb2_grpc
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub

@@ -470,7 +470,7 @@ async def test_our_own_fault_is_internal_and_says_nothing_more(
         def fail(*_: object) -> None:
             raise RuntimeError("SECRET at 0xdeadbeef in /root/x.py")
 
-        monkeypatch.setattr(served.app.pipeline, "decide", fail)
+        monkeypatch.setattr(served.app.pipeline.decider, "decide", fail)
         refused = await served.refusal(tokenized("x", "my-id"))
         await _check(served, refused, R.INTERNAL)
         assert refused.route["request-id"] == "my-id"

@@ -1,0 +1,20 @@
+"""What is known of a request, for its log line, its metrics and its trailing metadata."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from router.observe.metrics import UNKNOWN_MODEL
+from router.request.dispatch import Journey
+from router.request.resolve import Resolution
+
+
+@dataclass
+class Record:
+    """What is known of a request so far; filled as it goes, read when it ends."""
+
+    request_id: str
+    model: str = UNKNOWN_MODEL
+    resolution: Resolution | None = None
+    prompt_tokens: int = 0
+    journey: Journey = field(default_factory=Journey)
