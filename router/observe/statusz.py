@@ -1,68 +1,190 @@
-"""The status page: one table of workers, no external assets."""
+"""The status page: what somebody on call wants to see first. One file, no scripts, no assets.
+
+Every state is a word; colour only repeats it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from html import escape
 
-_STYLE = """
-body { font: 15px/1.4 system-ui, sans-serif; margin: 1.5rem; color: #1b1f24; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; padding: .35rem .7rem; border-bottom: 1px solid #d8dee4; }
-td.n { text-align: right; font-variant-numeric: tabular-nums; }
-.ready { color: #1a7f37; } .pending { color: #9a6700; } .draining { color: #9a6700; }
-.unhealthy { color: #cf222e; } .gone { color: #6e7781; }
-.scroll { overflow-x: auto; }
-"""
+from router.observe.plot import sparkline
+from router.observe.recent import Failure
+from router.observe.style import STYLE
+
+REFRESH = 5
 
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """One line of the table; times in seconds."""
+    """One worker; times in seconds, `kv_usage` a share. None where nobody said."""
 
     address: str
     state: str
     reason: str
     since: float
     model: str
+    role: str
     media: str
     in_flight: int
     running: int | None
     waiting: int | None
+    kv_usage: float | None
     load_age: float | None
     breaker: str
 
 
-def page(title: str, facts: Iterable[tuple[str, str]], rows: Iterable[WorkerRow]) -> str:
+@dataclass(frozen=True)
+class ModeRow:
+    """Where a model's media become tensors. `now` is the mode and reason of the last request."""
+
+    model: str
+    media: str
+    now: str
+    reason: str
+    counts: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """All that the page shows, as of `now` (monotonic seconds)."""
+
+    now: float
+    not_ready: str | None
+    facts: Sequence[tuple[str, str]] = ()
+    workers: Sequence[WorkerRow] = ()
+    modes: Sequence[ModeRow] = ()
+    failures: Sequence[Failure] = ()
+    caches: Sequence[tuple[str, str]] = ()
+    series: Sequence[tuple[str, Sequence[float]]] = ()
+    series_length: int = field(default=120)
+    series_seconds: float = 600.0
+
+
+def page(status: Status) -> str:
     """The page's HTML; it refreshes itself."""
-    listed = "".join(_row(row) for row in rows) or (
-        '<tr><td colspan="10">no worker is registered</td></tr>'
+    ready = "ready" if status.not_ready is None else "not ready"
+    word = ready.replace(" ", "-")
+    why = f" <span>{escape(status.not_ready)}</span>" if status.not_ready else ""
+    plots = "".join(
+        sparkline(title, values, status.series_length) for title, values in status.series
     )
-    shown = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in facts)
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="refresh" content="5"><style>{_STYLE}</style></head>
-<body><h1>{escape(title)}</h1><dl>{shown}</dl>
-<div class="scroll"><table><thead><tr><th>worker</th><th>state</th><th>for</th><th>reason</th>
-<th>model</th><th>media</th><th>ours</th><th>running</th><th>waiting</th><th>breaker</th>
-</tr></thead><tbody>{listed}</tbody></table></div>
-<p><a href="/metrics">metrics</a></p></body></html>
-"""
-
-
-def _row(row: WorkerRow) -> str:
-    age = "" if row.load_age is None else f' title="reported {row.load_age:.0f}s ago"'
-    state = escape(row.state)
+    minutes = f"{status.series_seconds / 60:.0f} minutes"
+    parts = (
+        f'<header><h1>mmrouter</h1><p class="state {word}"><b>{ready}</b>{why}</p>'
+        f"{_list(status.facts)}</header>",
+        f'<section class="plots" aria-label="last {minutes}">{plots}</section>'
+        f'<p class="note">Plots: the last {minutes}.</p>'
+        if plots
+        else "",
+        _section(
+            "Workers",
+            _table(
+                ("worker", "state", "model", "media", "load", "breaker"),
+                (_worker(row) for row in status.workers),
+                "No worker is registered.",
+                "fleet",
+            ),
+        ),
+        _section(
+            "Where media become tensors",
+            _table(
+                ("model", "media", "last", "because", "requests so far"),
+                (
+                    _cells(row.model, row.media, row.now, row.reason, row.counts)
+                    for row in status.modes
+                ),
+                "No request with media has come yet.",
+            ),
+        ),
+        _section(
+            "Last errors",
+            _table(
+                ("error", "count", "last", "model", "what the client was told"),
+                (_failure(failure, status.now) for failure in status.failures),
+                "No request has failed.",
+            ),
+        ),
+        _section("Caches and memory for media", _list(status.caches)),
+        '<nav><a href="/metrics">metrics</a> <a href="/readyz">readyz</a> '
+        '<a href="/livez">livez</a></nav>',
+    )
     return (
-        f'<tr><td>{escape(row.address)}</td><td class="{state}">{state}</td>'
-        f'<td class="n">{row.since:.0f}s</td><td>{escape(row.reason)}</td>'
-        f"<td>{escape(row.model)}</td><td>{escape(row.media)}</td>"
-        f'<td class="n">{row.in_flight}</td><td class="n"{age}>{_known(row.running)}</td>'
-        f'<td class="n"{age}>{_known(row.waiting)}</td><td>{escape(row.breaker)}</td></tr>'
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>mmrouter: {ready}</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f'<meta http-equiv="refresh" content="{REFRESH}"><style>{STYLE}</style></head>'
+        f"<body>{''.join(parts)}</body></html>\n"
     )
 
 
-def _known(value: int | None) -> str:
-    return "?" if value is None else str(value)
+def ago(seconds: float) -> str:
+    """Seconds in one unit, as in `12s`, `3m`, `2h`, `5d`."""
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{max(0.0, seconds):.0f}s"
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}</section>"
+
+
+def _list(facts: Iterable[tuple[str, str]]) -> str:
+    shown = "".join(f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in facts)
+    return f"<dl>{shown}</dl>"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], none: str, kind: str = "") -> str:
+    """`rows` are of cells that are HTML already. On a phone each cell is told its column."""
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td data-label="{h}"><div>{cell}</div></td>'
+            for h, cell in zip(header, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    if not body:
+        return f'<p class="note">{escape(none)}</p>'
+    head = "".join(f"<th scope=col>{h}</th>" for h in header)
+    return f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _cells(*texts: str) -> list[str]:
+    return [escape(text) or "–" for text in texts]
+
+
+def _worker(row: WorkerRow) -> list[str]:
+    role = "" if row.role == "both" else f"<small>{escape(row.role)}</small>"
+    known = (row.running, row.waiting, row.kv_usage)
+    reported = "no report"
+    if any(value is not None for value in known):
+        running, waiting = ("?" if n is None else str(n) for n in known[:2])
+        usage = "" if row.kv_usage is None else f", KV {row.kv_usage:.0%}"
+        age = "" if row.load_age is None else f", {ago(row.load_age)} ago"
+        reported = f"{running} running, {waiting} waiting{usage}{age}"
+    return [
+        f"<b>{escape(row.address)}</b>{role}",
+        f'<b class="word {escape(row.state)}">{escape(row.state)}</b> for {ago(row.since)}'
+        f"<small>{escape(row.reason)}</small>",
+        escape(row.model) or "–",
+        escape(row.media) or "–",
+        f"{row.in_flight} of ours<small>{reported}</small>",
+        f'<b class="word {escape(row.breaker)}">{escape(row.breaker.replace("_", " "))}</b>',
+    ]
+
+
+def _failure(failure: Failure, now: float) -> list[str]:
+    reason = failure.reason if failure.reason != failure.outcome else ""
+    request = f"<small>request {escape(failure.request_id)}</small>" if failure.request_id else ""
+    return [
+        f"<b>{escape(failure.outcome)}</b><small>{escape(reason)}</small>",
+        str(failure.count),
+        f"{ago(now - failure.last_at)} ago",
+        escape(failure.model),
+        f"{escape(failure.message) or '–'}{request}",
+    ]
