@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,3 +43,18 @@ def test_a_hanging_worker_is_left_alone(sim: Any) -> None:
         for s in (2.0, 1e9)
     )
     assert veto.mean < none.mean
+
+
+def test_a_published_trace_is_read(sim: Any, tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 2000, "input_length": 1100, "output_length": 9, "hash_ids": [0, 1, 3]},
+        {"timestamp": 500, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]},
+    ]
+    file = tmp_path / "conversation_trace.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    trace = sim.mooncake(file)
+    first, second = trace.requests
+    assert (first.at, second.at, trace.block_size) == (0.5, 2.0, 512)
+    # The last id is of a block that is not full.
+    assert first.blocks.tolist() == second.blocks.tolist()
+    assert trace.describe()["ideal_hits"] == 0.5
