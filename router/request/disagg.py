@@ -132,7 +132,7 @@ class Pairs:
             with self._dispatcher.tracing.step("select"):
                 pair = self.pairing.reserve(order.constraint, order.view, tried)
             for policy, leg in zip(self.pairing.policies, ("prefill", "decode"), strict=True):
-                self._metrics.selections.labels(policy.name, leg).inc()
+                self._metrics.selections.labels(policy, leg).inc()
             try:
                 legs = Legs(self._dispatcher, self._metrics, self._settings, order, pair, exchange)
                 journey.attempts += 1
@@ -254,7 +254,8 @@ class Legs:
             self._order, self._pair.prefill, self.prefill, exchange
         )
         if failed is not None:
-            self._holding = False
+            # A worker that failed by itself has let go of everything.
+            self._holding = bool(self.prefill.progress.completes)
             raise _of_leg("prefill", failed)
         return left
 

@@ -10,14 +10,15 @@ from router.faults import Fault, Reason
 from router.fleet.breaker import CallResult
 from router.fleet.role import effective_role
 from router.fleet.worker import Lease, Role, Worker
-from router.policy.base import Policy, RoutingView
-from router.policy.least_load import LeastLoad
+from router.policy.base import RoutingView
 from router.request.constraint import Cause, WireConstraint
 from router.request.dispatch import Dispatcher
 from router.request.legs import incompatibility
 from router.request.select import Survey, pick
 
 _LEGS = (Role.PREFILL, Role.DECODE)
+# Requests that a worker runs at once, where it does not say.
+_ORDINARY_SLOTS = 256
 
 
 def is_disaggregated(workers: Sequence[Worker]) -> bool:
@@ -49,19 +50,19 @@ class Pair:
 
 
 class Pairing:
-    """Chooses pairs: the prefill leg by the policy, the decode leg by load alone.
+    """Chooses pairs: the prefill leg by the policy, the decode leg by how full it is.
 
-    A decode leg computes no prompt, so what it has cached of it is worth nothing.
+    A decode leg computes no prompt, so what it has cached of it is worth nothing,
+    and it waits for nobody's: what counts are the requests that share each step.
     """
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self._decode_policy: Policy = LeastLoad(dispatcher.rng)
 
     @property
-    def policies(self) -> tuple[Policy, Policy]:
-        """What chooses the prefill and the decode leg."""
-        return self._dispatcher.policy, self._decode_policy
+    def policies(self) -> tuple[str, str]:
+        """The names of what chooses the prefill and the decode leg."""
+        return self._dispatcher.policy.name, "least_full"
 
     def surveys(self, constraint: WireConstraint) -> tuple[Survey, Survey]:
         """Every prefill and every decode worker, against one constraint."""
@@ -86,7 +87,9 @@ class Pairing:
         prefills = list(candidates)
         prefill = prefills[pick(self._dispatcher.policy, view, prefills)]
         partners = candidates[prefill]
-        return prefill, partners[pick(self._decode_policy, view, partners)]
+        least = min(map(_fullness, partners))
+        emptiest = [d for d in partners if _fullness(d) == least]
+        return prefill, self._dispatcher.rng.choice(emptiest)
 
     def reserve(
         self, constraint: WireConstraint, view: RoutingView, tried: frozenset[Worker]
@@ -129,6 +132,17 @@ class Pairing:
         # The other leg's workers are judged there.
         own = [j for j in seen.judgements if j.cause is not Cause.OTHER_ROLE]
         return replace(seen, judgements=own)
+
+
+def _fullness(worker: Worker) -> float:
+    """Requests at a decode worker, as a share of those that it runs at once.
+
+    Other routers' requests are known by the worker's last report alone.
+    """
+    report = worker.load.reported
+    told = (report.running or 0) + (report.waiting or 0) if report else 0
+    slots = worker.capability.max_num_seqs if worker.capability else None
+    return max(worker.load.in_flight, told) / (slots or _ORDINARY_SLOTS)
 
 
 def _difference(prefill: Worker, decode: Worker) -> str | None:
