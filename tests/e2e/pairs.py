@@ -46,10 +46,11 @@ class Paired:
         """Waits until nothing is left of any request: no call, lease, permit or transfer."""
         await self.served.at_rest()
         await eventually(lambda: not self.served.app.dispatcher._aborts, "aborts told")
-        for worker in self.served.app.registry:
-            assert not worker.breaker._probing
-        for worker in self.prefill:
-            await eventually(lambda w=worker: not w.bootstrap.held, "transfers released")
+        assert not any(worker.breaker._probing for worker in self.served.app.registry)
+        await eventually(
+            lambda: not any(worker.bootstrap.held for worker in self.prefill),
+            "transfers released",
+        )
 
 
 @asynccontextmanager
