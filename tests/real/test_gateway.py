@@ -15,9 +15,9 @@ import pytest
 
 from router.wire import engine
 from tests.real.asking import IMAGE, ask, data_url, prompt, ref, request, tokenizer
-from tests.real.conftest import router_for
+from tests.real.conftest import FLAGS, router_for
 from tests.real.media_host import MediaHost
-from tests.real.recorder import Recorder, recording
+from tests.real.recorder import Recorder, diff, recording
 from tests.real.stack import MODEL_NAME, Gateway, Stack, Worker
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
@@ -164,6 +164,29 @@ async def test_tensors_that_it_makes_pass(
     direct = await ask(refs_worker.address, request(prompt(IMAGE, "What?"), ref(data_url(PICTURE))))
     assert answer["usage"]["prompt_tokens"] == direct.prompt_tokens
     assert text_in(answer) == text_of(direct.ids)
+
+
+# Names of no tensor, an order that means nothing, and identities, which are each its own.
+IMMATERIAL = ("mm_hashes", "keep_on_cpu_keys", "batched_keys")
+
+
+async def test_its_tensors_are_those_that_the_router_would_make(
+    stack: Stack, refs_worker: Worker, processing: Setup
+) -> None:
+    """Two pipelines that share no code, compared field by field on the wire."""
+    processing.chat([picture(data_url(PICTURE)), {"type": "text", "text": "What?"}])
+    theirs = processing.recorder.of("Generate")[-1].request
+    with recording(refs_worker.address) as recorder:
+        router = stack.router("--worker", recorder.address, "--shm", "off", *FLAGS)
+        try:
+            asked = request(prompt(IMAGE, "What?"), ref(data_url(PICTURE)), mode=engine.ROUTER)
+            await ask(router.address, asked)
+        finally:
+            router.stop()
+        ours = recorder.of("Generate")[-1].request
+    assert diff(theirs["tokenized"]["input_ids"], ours["tokenized"]["input_ids"]) == []
+    lines = diff(theirs["mm_inputs"], ours["mm_inputs"])
+    assert [line for line in lines if not line.startswith(IMMATERIAL)] == []
 
 
 async def test_its_tensors_of_several_pictures_pass(processing: Setup) -> None:
