@@ -47,12 +47,12 @@ class StatusPage:
         metrics, admission = accounts.metrics, pipeline.admission
         self.history = History(
             [
-                Trend("requests per second", lambda: _sum(metrics.requests), rate=True),
-                Trend("errors per second", lambda: _sum(metrics.requests, _is_error), rate=True),
-                Trend("requests at work", lambda: admission.active),
-                Trend("requests waiting", lambda: admission.waiting),
-                Trend("output tokens per second", lambda: _sum(metrics.output_tokens), rate=True),
-                Trend("media bytes per second", lambda: _sum(metrics.media_bytes), rate=True),
+                Trend("requests/s", lambda: _sum(metrics.requests), rate=True),
+                Trend("errors/s", lambda: _sum(metrics.requests, _is_error), rate=True),
+                Trend("at work", lambda: admission.active),
+                Trend("waiting", lambda: admission.waiting),
+                Trend("tokens/s", lambda: _sum(metrics.output_tokens), rate=True),
+                Trend("media B/s", lambda: _sum(metrics.media_bytes), rate=True),
             ]
         )
 

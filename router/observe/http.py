@@ -8,6 +8,12 @@ from aiohttp import web
 
 from router.observe.metrics import Metrics
 
+# The page has its own style, and nothing else to load or run.
+_PAGE_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+    "Cache-Control": "no-store",
+}
+
 
 class HttpFace:
     """Serves /metrics, /livez, /readyz and /statusz.
@@ -63,4 +69,4 @@ class HttpFace:
         return web.Response(status=503, text=f"{why_not}\n")
 
     async def _serve_statusz(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._status(), content_type="text/html")
+        return web.Response(text=self._status(), content_type="text/html", headers=_PAGE_HEADERS)

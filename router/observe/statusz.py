@@ -5,6 +5,7 @@ Every state is a word; colour only repeats it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -14,6 +15,7 @@ from router.observe.recent import Failure
 from router.observe.style import STYLE
 
 REFRESH = 5
+_TROUBLE = {"unhealthy": 0, "pending": 1, "draining": 2, "ready": 3}
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,11 @@ def page(status: Status) -> str:
         else "",
         _section(
             "Workers",
-            _table(
+            _summary(status.workers)
+            + _table(
                 ("worker", "state", "model", "media", "load", "breaker"),
-                (_worker(row) for row in status.workers),
+                (_worker(row) for row in sorted(status.workers, key=_trouble)),
                 "No worker is registered.",
-                "fleet",
             ),
         ),
         _section(
@@ -137,7 +139,7 @@ def _list(facts: Iterable[tuple[str, str]]) -> str:
     return f"<dl>{shown}</dl>"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], none: str, kind: str = "") -> str:
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], none: str) -> str:
     """`rows` are of cells that are HTML already. On a phone each cell is told its column."""
     body = "".join(
         "<tr>"
@@ -151,11 +153,26 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]], none: str, kind
     if not body:
         return f'<p class="note">{escape(none)}</p>'
     head = "".join(f"<th scope=col>{h}</th>" for h in header)
-    return f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cells(*texts: str) -> list[str]:
     return [escape(text) or "–" for text in texts]
+
+
+def _summary(workers: Sequence[WorkerRow]) -> str:
+    if not workers:
+        return ""
+    states = Counter(row.state for row in workers)
+    told = ", ".join(f"{n} {state}" for state, n in states.most_common())
+    unclosed = sum(row.breaker != "closed" for row in workers)
+    breakers = f"; {unclosed} with a breaker that is not closed" if unclosed else ""
+    return f'<p class="note">{len(workers)} in all: {escape(told + breakers)}.</p>'
+
+
+def _trouble(row: WorkerRow) -> tuple[int, bool]:
+    """What needs looking at comes first; the rest stays in order of registration."""
+    return _TROUBLE.get(row.state, 0), row.breaker == "closed"
 
 
 def _worker(row: WorkerRow) -> list[str]:

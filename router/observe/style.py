@@ -8,7 +8,7 @@ STYLE = """
 --fill:#58a6ff22}}
 *{box-sizing:border-box}
 body{font:15px/1.45 system-ui,sans-serif;margin:0 auto;padding:1rem 1.25rem 2rem;max-width:80rem;
-color:var(--ink);background:var(--page);overflow-wrap:anywhere}
+color:var(--ink);background:var(--page);overflow-wrap:break-word}
 h1{font-size:1.3rem;margin:0}h2{font-size:1.05rem;margin:1.75rem 0 .5rem}
 header{display:flex;flex-wrap:wrap;align-items:baseline;gap:.25rem 1rem}
 header dl{flex-basis:100%}
@@ -20,9 +20,9 @@ dl{display:flex;flex-wrap:wrap;gap:.35rem 1.75rem;margin:.5rem 0}
 dt{color:var(--faint);font-size:.82rem}dd{margin:0}
 small{display:block;color:var(--faint);font-size:.82rem}
 .note{color:var(--faint);margin:.35rem 0}
-.plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(9.5rem,1fr));gap:.6rem;
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(8.5rem,1fr));gap:.6rem;
 margin-top:.75rem}
-figure{margin:0;padding:.5rem .65rem;background:var(--card);border-radius:6px}
+figure{display:flex;flex-direction:column;justify-content:space-between;margin:0;padding:.5rem .65rem;background:var(--card);border-radius:6px}
 figcaption{display:flex;justify-content:space-between;gap:.5rem;font-size:.85rem}
 svg{display:block;width:100%;height:3rem;margin:.2rem 0}
 .line{fill:none;stroke:var(--plot);stroke-width:1.5;vector-effect:non-scaling-stroke}
@@ -30,7 +30,9 @@ svg{display:block;width:100%;height:3rem;margin:.2rem 0}
 table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums}
 th{text-align:left;color:var(--faint);font-weight:600;font-size:.82rem}
 th,td{padding:.4rem .75rem .4rem 0;border-bottom:1px solid var(--line);vertical-align:top}
-td:first-child,th:first-child{padding-left:0}
+th,td b{white-space:nowrap}
+td:last-child{padding-right:0}
+td small{overflow-wrap:anywhere}
 nav{margin-top:1.75rem;display:flex;gap:1.25rem}
 a{color:var(--plot)}
 @media (max-width:44rem){
@@ -38,7 +40,7 @@ thead{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidde
 table,tbody{display:block}
 tr{display:block;padding:.5rem 0;border-bottom:1px solid var(--line)}
 td{display:grid;grid-template-columns:5.5rem 1fr;gap:0 .5rem;border:0;padding:.1rem 0}
-td>*{grid-column:2}
+td>*{grid-column:2;min-width:0;overflow-wrap:anywhere}
 td::before{content:attr(data-label);color:var(--faint);font-size:.82rem;grid-column:1}
 }
 """

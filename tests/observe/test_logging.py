@@ -1,0 +1,164 @@
+import base64
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+
+from router.observe import logging as router_logging
+from router.observe.logging import configure, get_logger, set_level, without_secrets
+from router.wire import admin
+from tests.serving import PICTURE, Serving, seeing, serving, tokenized
+from workers.sim import SimOptions
+
+LINK = "https://u:p@h/x.jpg?token=SECRET"
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What is logged as JSON from here on."""
+    before = structlog.get_config()
+    root = logging.getLogger()
+    handlers, level, threshold = root.handlers, root.level, router_logging.level()
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    configure("json", "debug")
+    structlog.configure(cache_logger_on_first_use=False)
+    yield stream
+    structlog.configure(**before)
+    set_level(threshold)
+    root.handlers = handlers
+    root.setLevel(level)
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def event(stream: io.StringIO, name: str) -> dict[str, Any]:
+    (found,) = [line for line in lines(stream) if line["event"] == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (LINK, "https://h/…"),
+        ("see http://a.b:80/c?d=e#f now", "see http://a.b:80/… now"),
+        ("http://h", "http://h"),
+        ("'https://a:b@c?x=1' and gs://bucket/key", "'https://c/…' and gs://bucket/…"),
+        ("data:image/png;base64,AAAA is broken", "data:… is broken"),
+        ("user@host: 5 of 7", "user@host: 5 of 7"),
+    ],
+)
+def test_urls_lose_all_but_scheme_and_host(text: str, told: str) -> None:
+    assert without_secrets(text) == told
+
+
+def test_an_exception_is_told_without_the_urls_in_its_message(logged: io.StringIO) -> None:
+    try:
+        raise ValueError(f"cannot read {LINK}")
+    except ValueError as error:
+        get_logger("test").error("failed", exc_info=error)
+    told = event(logged, "failed")["exception"]
+    assert "ValueError: cannot read https://h/…" in told
+    assert "SECRET" not in logged.getvalue() and "u:p" not in logged.getvalue()
+
+
+@pytest.mark.parametrize("character", ["x", "ж", "\x00", '"', "\ud800"])
+def test_no_line_is_longer_than_two_kilobytes(logged: io.StringIO, character: str) -> None:
+    values: dict[str, Any] = {f"key{i}": character * 5000 for i in range(12)}
+    values["several"] = [character * 5000] * 20
+    try:
+        raise RuntimeError(character * 100_000)
+    except RuntimeError as error:
+        get_logger("test").error("long", exc_info=error, **values)
+    logging.getLogger("library").warning("said %s", character * 100_000)
+    for line in logged.getvalue().splitlines():
+        assert len(line.encode(errors="backslashreplace")) <= 2048
+    assert event(logged, "long")["room"] == "test"
+
+
+def test_the_end_of_a_long_traceback_is_kept(logged: io.StringIO) -> None:
+    def deep(n: int) -> None:
+        if not n:
+            raise RuntimeError("the cause")
+        deep(n - 1)
+
+    try:
+        deep(100)
+    except RuntimeError as error:
+        get_logger("test").error("deep", exc_info=error)
+    assert "RuntimeError: the cause" in event(logged, "deep")["exception"]
+
+
+def test_a_level_counts_at_once_for_loggers_in_use(logged: io.StringIO) -> None:
+    logger = get_logger("test")
+    logger.info("one")
+    set_level("warning")
+    logger.info("two")
+    logging.getLogger("library").warning("a library's")
+    set_level("error")
+    logger.warning("three")
+    logging.getLogger("library").warning("another")
+    set_level("debug")
+    logger.debug("four")
+    assert [line["event"] for line in lines(logged)] == ["one", "a library's", "four"]
+
+
+# -- A whole router
+
+
+async def served_lines(logged: io.StringIO, served: Serving, request: Any) -> list[dict[str, Any]]:
+    await served.at_rest()
+    return [line for line in lines(logged) if line.get("request") == request.request_id]
+
+
+async def test_one_line_tells_of_a_request_and_every_line_carries_its_id(
+    logged: io.StringIO,
+) -> None:
+    async with serving(SimOptions()) as served:
+        request = tokenized("hello", request_id="r1", max_tokens=3)
+        await served.generate(request)
+        (line,) = await served_lines(logged, served, request)
+    assert line["event"] == "request"
+    assert (line["outcome"], line["output_tokens"], line["attempts"]) == ("ok", 3, 1)
+
+
+async def test_a_failed_fetch_tells_no_secret(logged: io.StringIO) -> None:
+    async with serving(SimOptions(), mm_processing="router") as served:
+        request = seeing(f"{PICTURE} what?", LINK)
+        request.request_id = "r2"
+        refused = await served.refusal(request)
+        (line,) = await served_lines(logged, served, request)
+        page = served.app.accounts.failures.latest_first()
+    assert line["outcome"] == "client_fault"
+    everything = [logged.getvalue(), refused.message, repr(refused.about), repr(page)]
+    for text in everything:
+        assert "SECRET" not in text and "u:p" not in text
+
+
+async def test_a_broken_picture_of_megabytes_makes_short_lines(logged: io.StringIO) -> None:
+    broken = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(5 << 20)).decode()
+    async with serving(SimOptions(), mm_processing="router") as served:
+        request = seeing(f"{PICTURE} what?", f"data:image/png;base64,{broken}")
+        refused = await served.refusal(request)
+        await served.at_rest()
+    assert refused.reason.startswith("MEDIA_")
+    assert len(refused.message) < 500
+    assert max(map(len, logged.getvalue().splitlines())) < 2048
+
+
+async def test_the_level_is_changed_through_the_admin_service(logged: io.StringIO) -> None:
+    async with serving(SimOptions()) as served:
+        answer = await served.admin.SetLogLevel(admin.SetLogLevelRequest(level=admin.WARNING))
+        assert (answer.before, answer.level) == (admin.DEBUG, admin.WARNING)
+        await served.generate(tokenized("hello", request_id="quiet", max_tokens=1))
+        await served.at_rest()
+        answer = await served.admin.SetLogLevel(admin.SetLogLevelRequest())
+        assert (answer.before, answer.level) == (admin.WARNING, admin.WARNING)
+    assert not [line for line in lines(logged) if line.get("request") == "quiet"]
