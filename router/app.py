@@ -128,6 +128,7 @@ class App:
                 settings.connect_timeout, settings.first_output_timeout, settings.idle_timeout
             ),
             load_interval=settings.load_interval,
+            worker_wait=settings.worker_wait,
             max_message_bytes=settings.max_message_bytes,
             shared=self._shared,
             tracing=self.tracing,
@@ -247,6 +248,8 @@ class App:
         if admin is not None:
             self._register_admin(admin)
             bind(admin, own, None if own.startswith("unix:") else security.listener)
+            if not (is_loopback(own) or self.settings.admin_tokens or self.settings.tls_client_ca):
+                _log.warning("admin_open", why="whoever reaches its address may change the fleet")
             await admin.start()
         elif not public:
             _log.info("admin_off", why="the listener is not a loopback address; set --admin")

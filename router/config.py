@@ -213,6 +213,9 @@ class Settings(BaseSettings):
         description="let a stream go on at another worker when its own breaks off, where token "
         "ids alone decide what follows",
     )
+    worker_wait: Duration = Field(
+        1.0, ge=0, description="longest wait for a worker when none is available at the moment"
+    )
     request_timeout: Duration = Field(600.0, gt=0, description="longest life of a request")
     connect_timeout: Duration = Field(
         5.0, gt=0, description="longest wait for a connection to a worker"

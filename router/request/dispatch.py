@@ -26,7 +26,6 @@ from router.observe.tracing import Tracing
 from router.policy.base import Policy, RoutingView
 from router.request import failure
 from router.request.constraint import WireConstraint
-from router.request.failure import Again, Failure
 from router.request.relay import AttemptFailed, Limits, Progress, being_cancelled, connect
 from router.request.retry import Attempts, RetryBudget, RetrySettings
 from router.request.select import OverloadRule, Survey, select, survey
@@ -37,6 +36,8 @@ from router.wire import ENGINE_SERVICE, common, engine
 _log = get_logger("request")
 
 _ABORT_TIMEOUT = 2.0
+# How often it is looked whether a worker has become available, in seconds.
+_LOOK_AGAIN = 0.05
 
 
 @dataclass
@@ -68,6 +69,10 @@ class Attempt:
             )
         except grpc.aio.AioRpcError as error:
             _log.warning("abort_failed", worker=self.worker.address, code=error.code().name)
+        except (asyncio.CancelledError, grpc.aio.UsageError):
+            # The channel was closed under the call: the worker is gone, and the request with it.
+            if being_cancelled():
+                raise
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,20 @@ class Running:
         return [attempt for attempts in self._attempts.values() for attempt in attempts]
 
 
+@dataclass(frozen=True)
+class Patience:
+    """Waiting for a worker to become available, until a moment in loop time."""
+
+    until: float
+
+    async def look_again(self, fault: Fault) -> bool:
+        """Whether a choice that failed is worth another one; waits a moment if it is."""
+        if not _may_pass(fault) or asyncio.get_running_loop().time() + _LOOK_AGAIN > self.until:
+            return False
+        await asyncio.sleep(_LOOK_AGAIN)
+        return True
+
+
 class Dispatcher:
     """Sends orders to workers."""
 
@@ -146,12 +165,14 @@ class Dispatcher:
         overload: OverloadRule,
         limits: Limits,
         load_interval: float,
+        worker_wait: float = 1.0,
         max_message_bytes: int = 512 << 20,
         shared: SharedMemory | None = None,
         rng: random.Random | None = None,
         tracing: Tracing | None = None,
     ) -> None:
         self._shared = shared
+        self._worker_wait = worker_wait
         self.limits = limits
         self.policy = policy
         self.running = Running()
@@ -178,6 +199,12 @@ class Dispatcher:
             unreadable=sum(w.capability is None for w in registry),
         )
 
+    def check(self, constraint: WireConstraint) -> None:
+        """Raises the `Fault` that a choice under this constraint would raise now."""
+        seen = self.survey(constraint)
+        if not seen.admissible:
+            raise seen.fault(retry_after=self.shed_hint)
+
     def now(self) -> float:
         """The registry's clock, in seconds."""
         return self._fleet.registry.clock()
@@ -191,24 +218,43 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         attempts = Attempts(self._retry, self._budget, self.rng)
         tried: frozenset[Worker] = frozenset()
+        patience = self._patience(order.deadline)
         while True:
             attempts.made += 1
             try:
                 failed, workers = await once(order, tried)
             except Fault as fault:
-                why = _of_selection(fault)
-            else:
-                if failed is None:
-                    self._budget.succeeded()
-                    return
-                why = failed.why
-                tried |= workers
-                order = order.grown_by(failed.grown)
-            pause = attempts.pause_after(why, time_left=order.deadline - loop.time())
+                if not await patience.look_again(fault):
+                    raise
+                attempts.made -= 1
+                continue
+            if failed is None:
+                self._budget.succeeded()
+                return
+            tried |= workers
+            order = order.grown_by(failed.grown)
+            pause = attempts.pause_after(failed.why, time_left=order.deadline - loop.time())
             if pause is None:
-                raise why.fault
-            self._metrics.retries.labels(why.fault.reason.name.lower()).inc()
+                raise failed.why.fault
+            self._metrics.retries.labels(failed.why.fault.reason.name.lower()).inc()
             await asyncio.sleep(pause)
+            patience = self._patience(order.deadline)
+
+    async def available(self, check: Callable[[], None], deadline: float) -> None:
+        """Waits, for a bounded time, while `check` raises that no worker is available.
+
+        Raises the `Fault` that remains.
+        """
+        patience = self._patience(deadline)
+        while True:
+            try:
+                return check()
+            except Fault as fault:
+                if not await patience.look_again(fault):
+                    raise
+
+    def _patience(self, deadline: float) -> Patience:
+        return Patience(min(deadline, asyncio.get_running_loop().time() + self._worker_wait))
 
     def single(self, exchange: Exchange, journey: Journey) -> Once:
         """One attempt with one worker, in the form that `run` asks for."""
@@ -327,7 +373,7 @@ class Dispatcher:
     async def _call(self, attempt: Attempt, exchange: Exchange) -> None:
         worker = attempt.worker
         try:
-            await connect(worker.channel, min(self.limits.connect, attempt.time_left()))
+            await connect(worker.channel, self.limits.connect)
             await exchange(attempt)
         except (asyncio.CancelledError, grpc.aio.UsageError):
             # What grpc says of a channel that was closed: the worker's, when it is removed.
@@ -337,10 +383,11 @@ class Dispatcher:
             raise AttemptFailed(failure.removed(started=started)) from None
 
 
-def _of_selection(fault: Fault) -> Failure:
-    passing = fault.reason in (Reason.NO_AVAILABLE_WORKER, Reason.NO_COMPATIBLE_PAIR)
-    again = Again.YES if passing else Again.NO
-    return Failure(fault, CallResult.NEUTRAL, again, counts_against_budget=False)
+def _may_pass(fault: Fault) -> bool:
+    """Whether the next moment may bring a worker: there are some, only not now."""
+    if fault.reason is Reason.NO_COMPATIBLE_PAIR:
+        return True
+    return fault.reason is Reason.NO_AVAILABLE_WORKER and fault.metadata.get("registered") != "0"
 
 
 async def unary(

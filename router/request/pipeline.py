@@ -16,6 +16,7 @@ from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.policy.base import RoutingView
 from router.request import migrate, relay
+from router.request.active import Aborted, ActiveRequests
 from router.request.admission import Admission
 from router.request.constraint import WireConstraint
 from router.request.decide import Decided, Decider
@@ -27,11 +28,12 @@ from router.request.ready import Ready
 from router.request.record import Record
 from router.request.relay import AttemptFailed, Write
 from router.request.resolve import Mode, Resolution
-from router.request.select import Survey
 from router.wire import engine
 
 _log = get_logger("request")
 
+# Schemes behind which there is a host that may fail by itself.
+_HOSTED = frozenset({"http", "https"})
 _ANY_ROLE = frozenset({Role.BOTH, Role.PREFILL, Role.DECODE})
 
 
@@ -61,6 +63,7 @@ class Pipeline:
         self.dispatcher = dispatcher
         self.pairs = pairs
         self.admission = admission
+        self.active = ActiveRequests()
         self.decider = decider
         self._intake = intake
         self._preparer = preparer
@@ -84,18 +87,33 @@ class Pipeline:
         deadline in seconds from now. Raises `Fault`, or CancelledError when
         the client is gone.
         """
-        loop = asyncio.get_running_loop()
-        limit = self._settings.request_timeout
-        deadline = loop.time() + min(limit, limit if time_left is None else time_left)
+        deadline = self._deadline(time_left)
         choices = max(1, request.sampling_params.n)
+        try:
+            async with self.active.running(record.request_id, deadline):
+                await self._serve(request, model, deadline, choices, write, record)
+        except Aborted:
+            for index in range(choices):
+                await write(_aborted(index))
+
+    async def _serve(
+        self,
+        request: engine.GenerateRequest,
+        model: str,
+        deadline: float,
+        choices: int,
+        write: Write,
+        record: Record,
+    ) -> None:
         routing_key = request.router.routing_key
-        async with self.admission.place(), self._prepared(request, model, record) as ready:
+        place, prepared = self.admission.place(), self._prepared(request, model, deadline, record)
+        async with place, prepared as ready:
             order = Order(
                 request_id=record.request_id,
                 constraint=ready.constraint,
                 view=RoutingView(prompt_tokens=ready.prompt_tokens, routing_key=routing_key),
                 deadline=deadline,
-                remote_media=ready.constraint.requires_media_refs,
+                remote_media=not _HOSTED.isdisjoint(ready.constraint.schemes),
             )
 
             async def stream(attempt: Attempt, wire: bytes, remote_media: bool) -> None:
@@ -143,14 +161,13 @@ class Pipeline:
             raise Fault(Reason.INVALID_REQUEST, "tokenized.input_ids is empty")
         name = record.model = self.decider.model_name(model)
         tokens = len(request.tokenized.input_ids)
-        loop = asyncio.get_running_loop()
-        limit = self._settings.request_timeout
+        deadline = self._deadline(time_left)
         order = Order(
             request_id=record.request_id,
             constraint=WireConstraint(name, prompt_tokens=tokens, roles=_ANY_ROLE),
             view=RoutingView(tokens),
             method="Embed",
-            deadline=loop.time() + min(limit, limit if time_left is None else time_left),
+            deadline=deadline,
         )
         answer = b""
 
@@ -164,19 +181,19 @@ class Pipeline:
             )
             answer = await unary(call, limits=self.dispatcher.limits, progress=attempt.progress)
 
-        async with self.admission.place():
+        async with self.active.running(record.request_id, deadline), self.admission.place():
             once = self.dispatcher.single(exchange, record.journey)
             await self.dispatcher.run(order, once, record.journey)
         return answer
 
     @asynccontextmanager
     async def _prepared(
-        self, request: engine.GenerateRequest, model: str, record: Record
+        self, request: engine.GenerateRequest, model: str, deadline: float, record: Record
     ) -> AsyncIterator[Ready]:
         with self.dispatcher.tracing.step("plan"):
             decided = self.decider.decide(request, model, record)
         self._tell(decided)
-        self._refuse_early(decided)
+        await self._refuse_early(decided, deadline)
         async with self._intake.ticket() as ticket:
             prepared = await self.prepare(request, decided, ticket)
             record.prompt_tokens = prepared.prompt_tokens
@@ -216,20 +233,30 @@ class Pipeline:
             ticket,
         )
 
-    def _refuse_early(self, decided: Decided) -> None:
+    async def abort(self, request_id: str) -> None:
+        """Ends the requests under a client's id: at the worker that has them, or here."""
+        attempts = self.dispatcher.running.of(request_id)
+        if attempts:
+            await asyncio.gather(*(attempt.tell_abort() for attempt in attempts))
+        else:
+            for request in self.active.of(request_id):
+                request.abort()
+
+    async def _refuse_early(self, decided: Decided, deadline: float) -> None:
         """No work for a request that nobody can have; without media there is no work."""
         if decided.resolution.mode is Mode.NONE:
             return
         constraint = self.decider.first_constraint(decided)
         if decided.pairs:
-            self.pairs.check(constraint)
-            return
-        seen = self.dispatcher.survey(constraint)
-        if not seen.admissible:
-            raise self._fault_of(seen)
+            await self.dispatcher.available(lambda: self.pairs.check(constraint), deadline)
+        else:
+            await self.dispatcher.available(lambda: self.dispatcher.check(constraint), deadline)
 
-    def _fault_of(self, seen: Survey) -> Fault:
-        return seen.fault(retry_after=self.dispatcher.shed_hint)
+    def _deadline(self, time_left: float | None) -> float:
+        """Loop time at which a request ends, whatever comes; `time_left` is the client's."""
+        limit = self._settings.request_timeout
+        seconds = limit if time_left is None else min(limit, time_left)
+        return asyncio.get_running_loop().time() + seconds
 
     def _tell(self, decided: Decided) -> None:
         resolution = decided.resolution
@@ -255,3 +282,9 @@ def _known(decided: Decided) -> Model:
     if decided.files is None:
         raise Fault(Reason.MULTIMODAL_NOT_SUPPORTED, "this model's files are not known")
     return decided.files
+
+
+def _aborted(index: int) -> bytes:
+    """The end of a choice that was aborted before any worker had it."""
+    complete = engine.GenerateComplete(index=index, finish_reason="abort")
+    return engine.GenerateResponse(complete=complete).SerializeToString()

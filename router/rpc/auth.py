@@ -87,7 +87,7 @@ class BearerAuth(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         """See `grpc.aio.ServerInterceptor`."""
-        _, service, _ = handler_call_details.method.split("/", 2)
+        service = handler_call_details.method.rpartition("/")[0].lstrip("/")
         tokens = self._rules.get(service)
         if tokens is None or tokens.admits(_bearer(handler_call_details)):
             return await continuation(handler_call_details)

@@ -117,9 +117,7 @@ class FleetView:
 
     async def abort(self, request: engine.AbortRequest, model: str) -> engine.AbortResponse:
         """Ends the requests with these ids at whichever worker they run; unknown ids are fine."""
-        running = self._pipeline.dispatcher.running
-        attempts = [a for request_id in request.request_ids for a in running.of(request_id)]
-        await asyncio.gather(*(attempt.tell_abort() for attempt in attempts))
+        await asyncio.gather(*(self._pipeline.abort(one) for one in set(request.request_ids)))
         return engine.AbortResponse()
 
     async def flush_cache(

@@ -84,7 +84,6 @@ async def test_a_request_that_fetches_stops_fetching() -> None:
         await eventually(lambda: budget.used.nbytes == 0, timeout=A_SECOND)
 
 
-@pytest.mark.xfail(strict=True, reason="Abort knows of requests at workers only")
 async def test_an_abort_ends_a_request_that_still_fetches() -> None:
     async with (
         silent_host() as host,
@@ -188,7 +187,6 @@ async def test_a_client_that_reads_slowly_is_no_silent_worker() -> None:
         assert served.worker().load.in_flight == 1
 
 
-@pytest.mark.xfail(strict=True, reason="no limit holds while a write waits for the client")
 async def test_a_client_that_reads_nothing_is_held_no_longer_than_a_request_may_live() -> None:
     options = SimOptions(tokens_per_chunk=500)
     async with serving(options, request_timeout="500ms") as served, clogged(served):

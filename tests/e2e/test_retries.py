@@ -82,7 +82,11 @@ async def test_client_faults_pass_through_and_never_open_a_breaker(status: str) 
 
 async def test_enough_failures_open_the_breaker_and_a_probe_closes_it() -> None:
     async with serving(
-        SimOptions(), breaker_min_calls=3, breaker_open_for="200ms", retry_max_attempts=1
+        SimOptions(),
+        breaker_min_calls=3,
+        breaker_open_for="200ms",
+        retry_max_attempts=1,
+        worker_wait=0,
     ) as served:
         for _ in range(3):
             assert (await served.refusal(tokenized("[[sim: fail]]"))).code.name == "UNAVAILABLE"
@@ -239,7 +243,6 @@ async def test_references_stay_references_and_pixels_stay_pixels_on_a_retry() ->
             assert received[0] == received[1]
 
 
-@pytest.mark.xfail(strict=True, reason="a data: reference is taken for media on a remote host")
 async def test_a_worker_that_fails_with_a_data_reference_failed_by_itself() -> None:
     """Nothing had to be fetched, so its UNAVAILABLE is its own."""
     async with serving(SimOptions(), breaker_min_calls=1, retry_max_attempts=1) as served:
@@ -317,3 +320,15 @@ async def test_a_frozen_worker_does_not_hold_up_the_others() -> None:
         for call in stuck:
             call.cancel()
         await served.at_rest()
+
+
+async def test_a_request_waits_for_a_worker_that_is_about_to_come_back() -> None:
+    async with serving(
+        SimOptions(), breaker_min_calls=3, breaker_open_for="200ms", retry_max_attempts=1
+    ) as served:
+        for _ in range(3):
+            assert (await served.refusal(tokenized("[[sim: fail]]"))).code.name == "UNAVAILABLE"
+        assert served.worker().breaker.state.value == "open"
+        for request in (tokenized("x"), seeing("x", data_url("photo_640x480.jpg"))):
+            answer = await served.generate(request)
+            assert answer[-1].complete.finish_reason == "stop"

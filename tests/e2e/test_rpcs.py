@@ -133,12 +133,9 @@ ASKED = {
     "GetLoads": engine.GetLoadsRequest(),
     "Abort": engine.AbortRequest(request_ids=["a"]),
 }
-FORGETFUL = pytest.mark.xfail(strict=True, reason="Abort's call ends with the removed channel")
 
 
-@pytest.mark.parametrize(
-    "rpc", ["FlushCache", "StartProfile", "GetLoads", pytest.param("Abort", marks=FORGETFUL)]
-)
+@pytest.mark.parametrize("rpc", ["FlushCache", "StartProfile", "GetLoads", "Abort"])
 async def test_a_worker_that_is_removed_meanwhile_keeps_no_caller_waiting(rpc: str) -> None:
     async with serving(SimOptions(), load_interval="1h") as served:
         sim = served.workers[0]

@@ -1,0 +1,67 @@
+"""Requests that are here now, by the client's id, so that Abort finds them wherever they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from router.faults import Fault
+from router.request import failure
+
+
+class Aborted(Exception):
+    """The client's Abort ended a request that no worker had yet."""
+
+
+@dataclass
+class ActiveRequest:
+    """One request's time: it ends at its deadline, or when it is aborted."""
+
+    _limit: asyncio.Timeout
+    aborted: bool = False
+
+    def abort(self) -> None:
+        """Ends the request at once."""
+        self.aborted = True
+        self._limit.reschedule(asyncio.get_running_loop().time())
+
+
+@dataclass
+class ActiveRequests:
+    """All requests of this process, from their arrival to their end."""
+
+    _by_id: dict[str, list[ActiveRequest]] = field(default_factory=dict)
+
+    def of(self, request_id: str) -> list[ActiveRequest]:
+        """The requests that came under this id; two clients may have had the same idea."""
+        return list(self._by_id.get(request_id, ()))
+
+    @asynccontextmanager
+    async def running(self, request_id: str, deadline: float) -> AsyncIterator[None]:
+        """The life of one request, until `deadline` (loop time).
+
+        Raises `Fault` WORKER_TIMEOUT when the time is over, `Aborted` when it
+        was aborted.
+        """
+        limit = asyncio.timeout_at(deadline)
+        request = ActiveRequest(limit)
+        self._by_id.setdefault(request_id, []).append(request)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if request.aborted:
+                raise Aborted from None
+            raise too_late() from None
+        finally:
+            present = self._by_id[request_id]
+            present.remove(request)
+            if not present:
+                del self._by_id[request_id]
+
+
+def too_late() -> Fault:
+    """The longest life of a request is over."""
+    return failure.out_of_time("the request's time is over").fault
