@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -33,6 +34,8 @@ from router.observe.snapshot import Snapshot, Source
 # Creation times double the size of a scrape and no dashboard here reads them.
 disable_created_metrics()
 
+C = TypeVar("C", bound=Collector)
+
 UNKNOWN_MODEL = "unknown"
 
 # In seconds. A request may take minutes, a stage of a small picture microseconds.
@@ -53,15 +56,12 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._counted = CollectorRegistry()
+        self._counted: list[Collector] = []
         self._snapshots: list[Snapshot] = []
-        self.registry.register(self._counted)
-        ProcessCollector(registry=self._counted)
-        PlatformCollector(registry=self._counted)
-        GCCollector(registry=self._counted)
-        Info("router_build", "What runs here.", registry=self._counted).info(
-            {"version": version("mmrouter")}
-        )
+        for kind in (ProcessCollector, PlatformCollector, GCCollector):
+            self._counted.append(kind(registry=self.registry))
+        build = self._keep(Info("router_build", "What runs here.", registry=None))
+        build.info({"version": version("mmrouter")})
         self._requests()
         self._attempts()
         self._media()
@@ -73,8 +73,8 @@ class Metrics:
             "Requests by their one terminal outcome.",
             ["model", "outcome", "reason"],
         )
-        self.in_flight = Gauge(
-            "router_requests_in_flight", "Requests at work or waiting.", registry=self._counted
+        self.in_flight = self._keep(
+            Gauge("router_requests_in_flight", "Requests at work or waiting.", registry=None)
         )
         self.sheds = self._counter(
             "router_sheds", "Requests refused as workers are overloaded.", ["model"]
@@ -204,7 +204,7 @@ class Metrics:
         many workers that takes milliseconds.
         """
         encode, content_type = choose_encoder(accept)
-        scraped = _Scraped([self._counted, *(snapshot.taken() for snapshot in self._snapshots)])
+        scraped = _Scraped([*self._counted, *(snapshot.taken() for snapshot in self._snapshots)])
         return await asyncio.to_thread(encode, scraped), content_type
 
     def forget_worker(self, worker: str) -> None:
@@ -213,12 +213,17 @@ class Metrics:
             metric.remove_by_labels({"worker": worker})
 
     def _counter(self, name: str, about: str, labels: Sequence[str] = ()) -> Counter:
-        return Counter(name, about, labels, registry=self._counted)
+        return self._keep(Counter(name, about, labels, registry=None))
 
     def _histogram(
         self, name: str, about: str, buckets: Sequence[float], labels: Sequence[str] = ()
     ) -> Histogram:
-        return Histogram(name, about, labels, buckets=buckets, registry=self._counted)
+        return self._keep(Histogram(name, about, labels, buckets=buckets, registry=None))
+
+    def _keep(self, collector: C) -> C:
+        self.registry.register(collector)
+        self._counted.append(collector)
+        return collector
 
 
 @dataclass(frozen=True)
