@@ -8,8 +8,8 @@ from pathlib import Path
 
 from router.config import Settings
 from router.fleet.breaker import BreakerSettings
+from router.fleet.channel import ChannelSettings
 from router.fleet.probe import ProbeSettings
-from router.fleet.registry import ChannelSettings
 from router.media.limits import FetchLimits, MediaLimits, VideoLimits
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics

@@ -36,13 +36,17 @@ class CertificateFiles:
     certificate: Path | None = None
     key: Path | None = None
 
+    def raw(self) -> Certificates:
+        """The present contents, whether they fit together or not. Raises `CertificateError`."""
+        return Certificates(*(_content(p) for p in (self.ca, self.certificate, self.key)))
+
     def read(self) -> Certificates:
         """The present contents. Raises `CertificateError`.
 
         A renewal replaces one file after the other; what does not fit together
         is refused, so that nobody is offered a certificate without its key.
         """
-        read = Certificates(*(_content(p) for p in (self.ca, self.certificate, self.key)))
+        read = self.raw()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             if self.certificate is not None:
@@ -52,7 +56,7 @@ class CertificateFiles:
         except (ssl.SSLError, UnicodeDecodeError, OSError) as error:
             names = ", ".join(p.name for p in (self.ca, self.certificate, self.key) if p)
             raise CertificateError(f"{names} cannot be used: {_why(error)}") from error
-        if read != Certificates(*(_content(p) for p in (self.ca, self.certificate, self.key))):
+        if read != self.raw():
             raise CertificateError("the certificates are being replaced")
         return read
 
@@ -69,14 +73,16 @@ class Renewing:
     def renewed(self) -> bool:
         """Reads again; whether there is something new. Bad files leave the last good ones."""
         try:
-            found = self._files.read()
+            # At every new connection, so what has not changed is not parsed again.
+            unchanged = self._files.raw() == self.current
+            found = self.current if unchanged else self._files.read()
         except CertificateError as error:
             if str(error) != self._trouble:
                 _log.error("certificates_not_renewed", why=str(error))
                 self._trouble = str(error)
             return False
         self._trouble = ""
-        if found == self.current:
+        if unchanged:
             return False
         self.current = found
         _log.info("certificates_renewed")

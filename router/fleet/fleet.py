@@ -40,6 +40,8 @@ class Fleet:
         self._library = ModelLibrary()
         self._probes: dict[Worker, tuple[Probe, asyncio.Task[None]]] = {}
         self._drains: dict[Worker, asyncio.Task[None]] = {}
+        # Connections that were renewed, until the last call on them must have ended.
+        self._former: dict[Worker, list[grpc.aio.Channel]] = {}
         self._chores: set[asyncio.Task[None]] = set()
 
     def add(
@@ -96,8 +98,8 @@ class Fleet:
         if drain is not None and drain is not asyncio.current_task():
             drain.cancel()
         self.registry.remove(worker, reason)
-        await self._stop_probe(worker)
-        await worker.channel.close()
+        # Whoever asked may lose patience; the channel is closed all the same.
+        await asyncio.shield(self._own(self._disconnect(worker), f"close {worker.address}"))
 
     async def renew_channels(self) -> None:
         """Connects to every worker anew, as its credentials have changed.
@@ -112,7 +114,8 @@ class Fleet:
             before = worker.channel
             worker.connect(self.registry.open_channel(worker.address))
             self._probes[worker] = probe, self._start_probe(worker, probe)
-            self._own(self._close_later(before), f"old channel {worker.address}")
+            self._former.setdefault(worker, []).append(before)
+            self._own(self._close_later(worker, before), f"former channel {worker.address}")
 
     async def close(self) -> None:
         """Stops every probe and closes every channel."""
@@ -152,13 +155,20 @@ class Fleet:
             _log.warning("drain_timeout", worker=worker.address, running=worker.load.in_flight)
         await self.remove(worker, reason)
 
-    def _own(self, chore: Coroutine[Any, Any, None], name: str) -> None:
+    async def _disconnect(self, worker: Worker) -> None:
+        await self._stop_probe(worker)
+        for channel in (*self._former.pop(worker, ()), worker.channel):
+            await channel.close()
+
+    def _own(self, chore: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(chore, name=name)
         self._chores.add(task)
         task.add_done_callback(self._chores.discard)
+        return task
 
-    async def _close_later(self, channel: grpc.aio.Channel) -> None:
-        try:
-            await asyncio.sleep(self._longest_call)
-        finally:
+    async def _close_later(self, worker: Worker, channel: grpc.aio.Channel) -> None:
+        await asyncio.sleep(self._longest_call)
+        former = self._former.get(worker, [])
+        if channel in former:
+            former.remove(channel)
             await channel.close()

@@ -30,6 +30,8 @@ _FIRST_PAUSE = 0.1
 _LONGEST_PAUSE = 5.0
 # Pause before a failed check is made again, where the interval is longer.
 _CONFIRM_PAUSE = 0.2
+# Seconds between readings of the metadata that requests ask for.
+_REREAD_PAUSE = 0.5
 # Seconds by which a timeout may be noticed late and still be the worker's.
 _OWN_DELAY = 0.5
 
@@ -78,10 +80,11 @@ class Probe:
         # The connection was lost since the metadata were read.
         self._reconnected = False
         self._last_good = True
+        self._read_at = 0.0
         self._wake = asyncio.Event()
 
     def reread(self) -> None:
-        """Asks for the worker's capability to be read again at once."""
+        """Asks for the worker's capability to be read again, at once unless it just has been."""
         self._asked = True
         self._wake.set()
 
@@ -125,6 +128,7 @@ class Probe:
             self._bad(f"it serves {found.capability.served_name}, not {expected}")
             return False
         self._take(found)
+        self._read_at = self._clock()
         return True
 
     def _take(self, found: Introduction) -> None:
@@ -141,17 +145,17 @@ class Probe:
 
     async def _follow_health(self) -> None:
         await self._introduce()
-        read_at = self._clock()
         while True:
             await self._sleep(self._pause())
+            if self._asked:
+                # A worker that refuses every request is not asked again for each.
+                await asyncio.sleep(self._read_at + _REREAD_PAUSE - self._clock())
             asked, self._asked = self._asked, False
             healthy = await self._serves()
-            due = self._clock() - read_at >= self._settings.metadata_interval
+            due = self._clock() - self._read_at >= self._settings.metadata_interval
             unsure = self._reconnected or self._worker.state is WorkerState.UNHEALTHY
             if healthy and (asked or due or unsure):
                 healthy = await self._read()
-                if healthy:
-                    read_at = self._clock()
             if healthy:
                 self._good()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import pytest
 
 from router.fleet.breaker import CallResult
 from router.fleet.worker import Worker, WorkerState
-from router.wire import common
+from router.wire import common, engine
 from tests.fleet.running import fleet, sim
 from tests.serving import eventually
 from workers.sim import SimOptions
@@ -283,8 +284,34 @@ async def test_new_credentials_mean_new_connections_and_nothing_else() -> None:
         await eventually(lambda: in_state(added, READY))
         before = added.channel
         await running.renew_channels()
+        assert before.get_state() is not grpc.ChannelConnectivity.SHUTDOWN, "calls may be on it"
         assert added.channel is not before
         assert added.state is READY
         checks = worker.stats.calls["GetServerInfo"]
         await eventually(lambda: worker.stats.calls["GetServerInfo"] > checks)
         assert running.registry.get(worker.address) is added
+        await running.remove(added)
+        for channel in (before, added.channel):
+            assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
+
+
+async def test_a_removal_is_finished_when_nobody_waits_for_it_any_more() -> None:
+    async with sim() as worker, fleet() as running:
+        added = running.add(worker.address)
+        await eventually(lambda: in_state(added, READY))
+        removal = asyncio.create_task(running.remove(added))
+        await asyncio.sleep(0)
+        removal.cancel()
+        await eventually(lambda: added.channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN)
+        assert len(running.registry) == 0
+
+
+async def test_a_worker_that_refuses_every_request_is_not_asked_again_for_each() -> None:
+    async with sim() as worker, fleet(health_interval=3600) as running:
+        added = running.add(worker.address)
+        await eventually(lambda: in_state(added, READY))
+        asked = worker.stats.calls["GetServerInfo"]
+        for _ in range(50):
+            running.reread(added)
+            await added.stub.GetLoads(engine.GetLoadsRequest(), timeout=10)
+        assert worker.stats.calls["GetServerInfo"] <= asked + 2

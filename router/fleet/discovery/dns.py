@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from router.fleet.endpoint import Endpoint
 from router.observe.logging import get_logger
@@ -32,7 +34,7 @@ class DnsDiscovery:
         self._host = host.strip("[]")
         self._port = int(port)
         self._interval = interval
-        self._resolve = resolve or _system
+        self._resolve = resolve or SystemResolver()
 
     async def sets(self) -> AsyncGenerator[Sequence[Endpoint], None]:
         """See `Discovery.sets`."""
@@ -55,7 +57,22 @@ class DnsDiscovery:
             await asyncio.sleep(self._interval)
 
 
-async def _system(host: str) -> list[str]:
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [str(entry[4][0]) for entry in found]
+class SystemResolver:
+    """The system's getaddrinfo, in a thread of its own.
+
+    It can hang for half a minute and cannot be stopped. One thread means that
+    questions do not pile up meanwhile in those that everybody shares.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dns")
+
+    async def __call__(self, host: str) -> list[str]:
+        """Every address of a host. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self._thread, _look_up, host)
+        return [str(entry[4][0]) for entry in found]
+
+
+def _look_up(host: str) -> list[Any]:
+    return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

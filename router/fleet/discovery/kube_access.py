@@ -45,9 +45,8 @@ class KubeAccess:
         """What aiohttp takes as `ssl`. Raises OSError or `ssl.SSLError`."""
         if not self.server.startswith("https:"):
             return True
-        context = ssl.create_default_context()
-        if self.ca is not None:
-            context = ssl.create_default_context(cadata=_content(self.ca).decode("ascii"))
+        ca = None if self.ca is None else _content(self.ca).decode("ascii")
+        context = ssl.create_default_context(cadata=ca)
         if not self.verify:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
