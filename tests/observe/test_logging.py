@@ -2,37 +2,16 @@ import base64
 import io
 import json
 import logging
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import structlog
 
-from router.observe import logging as router_logging
-from router.observe.logging import configure, get_logger, set_level, without_secrets
+from router.observe.logging import get_logger, set_level, without_secrets
 from router.wire import admin
 from tests.serving import PICTURE, Serving, seeing, serving, tokenized
 from workers.sim import SimOptions
 
 LINK = "https://u:p@h/x.jpg?token=SECRET"
-
-
-@pytest.fixture
-def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
-    """What is logged as JSON from here on."""
-    before = structlog.get_config()
-    root = logging.getLogger()
-    handlers, level, threshold = root.handlers, root.level, router_logging.level()
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    configure("json", "debug")
-    structlog.configure(cache_logger_on_first_use=False)
-    yield stream
-    structlog.configure(**before)
-    set_level(threshold)
-    root.handlers = handlers
-    root.setLevel(level)
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
