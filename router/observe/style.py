@@ -36,7 +36,7 @@ td small{overflow-wrap:anywhere}
 nav{margin-top:1.75rem;display:flex;gap:1.25rem}
 a{color:var(--plot)}
 @media (max-width:44rem){
-thead{position:absolute;clip-path:inset(50%);width:1px;height:1px;overflow:hidden}
+thead{display:none}
 table,tbody{display:block}
 tr{display:block;padding:.5rem 0;border-bottom:1px solid var(--line)}
 td{display:grid;grid-template-columns:5.5rem 1fr;gap:0 .5rem;border:0;padding:.1rem 0}
