@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import sys
+from collections.abc import Sequence
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -21,6 +24,8 @@ _ROLES = {
     "decode": admin.WorkerRole.DECODE,
     "encode": admin.WorkerRole.ENCODE,
 }
+# Cursor home, and everything from there on erased.
+_CLEAR = "\x1b[H\x1b[J"
 _HEADER = (
     "ADDRESS",
     "STATE",
@@ -45,7 +50,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     shared.add_argument("--timeout", type=parse_duration, default=10.0, metavar="TIME")
     shared.add_argument("--json", action="store_true", help="print JSON")
 
-    actions.add_parser("list", parents=[shared], help="show all workers")
+    listing = actions.add_parser("list", parents=[shared], help="show all workers")
+    listing.add_argument(
+        "--watch",
+        type=parse_duration,
+        nargs="?",
+        const=2.0,
+        metavar="TIME",
+        help="show them again and again, this far apart (2s), until interrupted",
+    )
     add = actions.add_parser("add", parents=[shared], help="register a worker")
     add.add_argument("--role", choices=_ROLES, default="both")
     add.add_argument("--label", type=_label, action="append", default=[], metavar="KEY=VALUE")
@@ -61,17 +74,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     async def act(channel: grpc.aio.Channel) -> int:
-        workers = await _workers(RouterAdminStub(channel), args)
-        if args.json:
-            listed = [MessageToDict(w, preserving_proto_field_name=True) for w in workers]
-            print(json.dumps(listed if args.action == "list" else listed[0], indent=2))
-        elif workers:
-            print(table.render(_HEADER, [row(worker) for worker in workers]))
-        else:
-            print("no workers")
-        return 0
+        stub = RouterAdminStub(channel)
+        watching = args.action == "list" and args.watch is not None
+        # On a terminal each table takes the place of the one before.
+        clear = _CLEAR if watching and sys.stdout.isatty() else ""
+        while True:
+            print(clear + _text(await _workers(stub, args), args), flush=True)
+            if not watching:
+                return 0
+            await asyncio.sleep(args.watch)
 
     return call(args, act)
+
+
+def _text(workers: Sequence[admin.Worker], args: argparse.Namespace) -> str:
+    if args.json:
+        listed = [MessageToDict(w, preserving_proto_field_name=True) for w in workers]
+        return json.dumps(listed if args.action == "list" else listed[0], indent=2)
+    if not workers:
+        return "no workers"
+    return table.render(_HEADER, [row(worker) for worker in workers])
 
 
 async def _workers(stub: RouterAdminStub, args: argparse.Namespace) -> list[admin.Worker]:

@@ -106,7 +106,7 @@ class Admin(RouterAdminServicer):
         self.authorization.append(_header(context, "authorization"))
         return self.answer
 
-    ListWorkers = AddWorker = DrainWorker = RemoveWorker = Explain = _answer
+    ListWorkers = AddWorker = DrainWorker = RemoveWorker = Explain = SetLogLevel = _answer
 
 
 def _header(context: grpc.ServicerContext, key: str) -> str | bytes:

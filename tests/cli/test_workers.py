@@ -1,5 +1,7 @@
 import json
+from typing import Any
 
+import grpc
 import pytest
 
 from router.cli import run
@@ -58,6 +60,28 @@ def test_a_worker_without_media_processor_gets_tensors_from_the_router(
 def test_an_empty_fleet_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = ask(admin.ListWorkersResponse(), "list")
     assert (code, capsys.readouterr().out) == (0, "no workers\n")
+
+
+class Restarting(Admin):
+    """Answers twice and is gone."""
+
+    def ListWorkers(self, request: Any, context: grpc.ServicerContext) -> Any:
+        if len(self.requests) == 2:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "restarting")
+        return self._answer(request, context)
+
+
+def test_watching_shows_the_table_until_the_router_is_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    server = Restarting(admin.ListWorkersResponse(workers=[READY]))
+    with serving(server) as address:
+        assert run(["workers", "list", "--addr", address, "--watch", "1ms"]) == 1
+    told = capsys.readouterr()
+    assert told.out.count("10.0.0.1:50051") == told.out.count("ADDRESS") == 2
+    # Not a terminal: nothing is erased.
+    assert "\x1b" not in told.out
+    assert "restarting" in told.err
 
 
 def test_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
