@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from router.fleet.pressure import Backlog, Place
 from router.wire import common, engine
 
 # Seconds after which a push is no sign that more will come; heartbeats are one a second.
@@ -49,6 +50,13 @@ class ReportedLoad:
     max_running: int | None = None
     prefill_pending_tokens: int | None = None
     silence: float | None = None
+
+    @property
+    def pending_tokens(self) -> int | None:
+        """Prompt tokens that wait to be computed."""
+        if self.prefill_pending_tokens is not None:
+            return self.prefill_pending_tokens
+        return self.waiting_uncached_tokens
 
     @classmethod
     def of_scheduler(cls, loads: Iterable[engine.SchedulerLoad], at: float) -> ReportedLoad:
@@ -96,6 +104,7 @@ class Load:
         "_on_report",
         "_pushed",
         "_pushed_at",
+        "backlog",
         "idle",
         "in_flight",
         "reported",
@@ -112,6 +121,7 @@ class Load:
         self.in_flight = 0
         self.reserved_tokens = 0
         self.reported: ReportedLoad | None = None
+        self.backlog = Backlog(clock)
         self._clock = clock
         self._on_change = on_change
         self._on_report = on_report
@@ -123,18 +133,20 @@ class Load:
 
     # -- Reservations
 
-    def reserve(self, tokens: int) -> None:
-        """One more request of so many prompt tokens."""
+    def reserve(self, tokens: int, uncached_tokens: int) -> Place:
+        """One more request of so many prompt tokens, and of those that must be computed."""
         self.in_flight += 1
         self.reserved_tokens += tokens
         self.idle.clear()
         if self._on_change:
             self._on_change(self.in_flight)
+        return self.backlog.reserve(uncached_tokens, tokens)
 
-    def give_back(self, tokens: int) -> None:
-        """Undoes one `reserve` of the same tokens."""
+    def give_back(self, place: Place) -> None:
+        """Undoes the `reserve` that gave this place."""
+        place.finish()
         self.in_flight -= 1
-        self.reserved_tokens -= tokens
+        self.reserved_tokens -= place.context_tokens
         if not self.in_flight:
             self.idle.set()
         if self._on_change:
@@ -149,13 +161,13 @@ class Load:
             self._pushed.clear()  # other ranks' records are from another time
         self._pushed_at = now
         self._pushed[rank] = load
-        self.reported = ReportedLoad.of_engine(self._pushed.values(), now - load.age_ms / 1000)
+        self._take(ReportedLoad.of_engine(self._pushed.values(), now - load.age_ms / 1000))
         self._heard(LoadSource.PUSHED)
 
     def report_scheduler(self, answer: engine.GetLoadsResponse) -> None:
         """Takes the answer of GetLoads; one without any rank says nothing."""
         if answer.loads:
-            self.reported = ReportedLoad.of_scheduler(answer.loads, self._clock())
+            self._take(ReportedLoad.of_scheduler(answer.loads, self._clock()))
             self._heard(LoadSource.POLLED)
         else:
             self.no_report(LoadSource.UNKNOWN)
@@ -177,6 +189,10 @@ class Load:
             return 0.0
         # It has not spoken since the report either, or another report would be here.
         return report.silence + (self._clock() - report.at)
+
+    def _take(self, report: ReportedLoad) -> None:
+        self.reported = report
+        self.backlog.reported(report.pending_tokens, report.silence)
 
     def _heard(self, source: LoadSource) -> None:
         if self._on_report:

@@ -13,14 +13,17 @@ from router.fleet.breaker import Breaker, CallResult, Permit
 from router.fleet.capability import Capability
 from router.fleet.endpoint import Endpoint, Role
 from router.fleet.load import Load
+from router.fleet.pressure import Pressure
 from router.wire import ENGINE_SERVICE, engine, vllm_engine_pb2_grpc
 
 if TYPE_CHECKING:
     from router.fleet.model import Model
 
 
-# Tokens per second.
-_ORDINARY_RATE = 1000.0
+# Prompt tokens per second of a worker that was not measured yet.
+_ORDINARY_RATE = 5000.0
+# What a token that is in flight counts of one that waits to be computed.
+_CROWD = 0.01
 
 
 __all__ = ["Lease", "Role", "Worker", "WorkerState"]
@@ -109,14 +112,23 @@ class Worker:
 
     @property
     def expected_wait(self) -> float:
-        """Seconds until a new request would start: queued tokens over the generation rate.
+        """Seconds until a new request would start, by what lies there and how fast it goes.
 
-        Counts what the worker reported as waiting and what we reserved there.
-        A worker whose rate is not known is taken to be of ordinary speed.
+        Requests that have their first output stand in nobody's way, but share
+        each of its steps: of workers that are idle otherwise, the one with
+        less of them comes first. A worker that was not measured yet is taken
+        to be of ordinary speed.
         """
-        report = self.load.reported
-        queued = self.load.reserved_tokens + ((report and report.waiting_uncached_tokens) or 0)
-        return queued / ((report and report.generation_rate) or _ORDINARY_RATE)
+        pressure = self.pressure
+        rate = pressure.rate or _ORDINARY_RATE
+        return pressure.wait(_ORDINARY_RATE) + _CROWD * pressure.context_tokens / rate
+
+    @property
+    def pressure(self) -> Pressure:
+        """Its work at this moment."""
+        # Read anew every now and then, like all of its capability.
+        self.load.backlog.slots = self.capability.max_num_seqs if self.capability else None
+        return self.load.backlog.pressure()
 
     def enter(self, state: WorkerState, reason: str) -> None:
         """Changes the state; the same state with another reason only updates the reason."""
@@ -132,10 +144,16 @@ class Worker:
         """Notes that the worker has just said something."""
         self.heard_at = self._clock()
 
-    def lease(self, tokens: int) -> Lease | None:
-        """Reserves the load of one request; None when the breaker does not admit it."""
+    def lease(self, tokens: int, uncached_tokens: int | None = None) -> Lease | None:
+        """Reserves the load of one request; None when the breaker does not admit it.
+
+        `tokens` is the length of its prompt, and `uncached_tokens` what of it
+        must be computed: all, unless told.
+        """
         permit = self.breaker.acquire()
-        return None if permit is None else Lease(self, tokens, permit)
+        if permit is None:
+            return None
+        return Lease(self, tokens, tokens if uncached_tokens is None else uncached_tokens, permit)
 
 
 class Lease:
@@ -145,14 +163,18 @@ class Lease:
     stands at the address by then.
     """
 
-    __slots__ = ("_permit", "released", "tokens", "worker")
+    __slots__ = ("_permit", "_place", "released", "tokens", "worker")
 
-    def __init__(self, worker: Worker, tokens: int, permit: Permit) -> None:
+    def __init__(self, worker: Worker, tokens: int, uncached_tokens: int, permit: Permit) -> None:
         self.worker = worker
         self.tokens = tokens
         self.released = False
         self._permit = permit
-        worker.load.reserve(tokens)
+        self._place = worker.load.reserve(tokens, uncached_tokens)
+
+    def first_output(self) -> None:
+        """The worker has begun to answer: the prompt is computed."""
+        self._place.first_output()
 
     def release(self, result: CallResult) -> None:
         """Gives everything back; only the first call does anything."""
@@ -161,5 +183,5 @@ class Lease:
         self.released = True
         if result is CallResult.SUCCESS:
             self.worker.heard()
-        self.worker.load.give_back(self.tokens)
+        self.worker.load.give_back(self._place)
         self._permit.finish(result)

@@ -117,3 +117,44 @@ async def test_a_removed_worker_leaves_no_series_whatever_it_still_does() -> Non
     assert named == []
     assert removed.state is WorkerState.GONE
     await removed.channel.close()
+
+
+def test_a_request_waits_until_its_first_output_and_is_there_until_its_end() -> None:
+    clock = Clock()
+    leased = worker(clock=clock)
+    lease = leased.lease(4000, 1000)
+    assert lease is not None
+    waiting = leased.expected_wait
+    assert waiting > 1000 / 5000
+    clock.advance(1)
+    lease.first_output()
+    assert 0 < leased.expected_wait < waiting
+    assert leased.load.reserved_tokens == 4000
+    lease.release(CallResult.SUCCESS)
+    assert leased.expected_wait == 0
+
+
+def test_a_slow_worker_is_known_by_what_it_did() -> None:
+    waits = []
+    for seconds in (1.0, 4.0):
+        clock = Clock()
+        measured = worker(clock=clock)
+        for _ in range(3):
+            lease = measured.lease(2000)
+            assert lease is not None
+            clock.advance(seconds)
+            lease.first_output()
+            lease.release(CallResult.SUCCESS)
+        measured.lease(2000)
+        waits.append(measured.expected_wait)
+    assert waits[1] > 3.5 * waits[0]
+
+
+def test_a_worker_with_all_slots_taken_has_a_wait_for_one() -> None:
+    full = worker(max_num_seqs=2)
+    for _ in range(2):
+        lease = full.lease(0, 0)
+        assert lease is not None
+        lease.first_output()
+    assert full.pressure.slot_wait > 0
+    assert full.pressure.slots == 2

@@ -80,7 +80,7 @@ def test_pushes_spare_the_asking_until_they_stop() -> None:
 def test_silence_is_that_of_the_worst_rank_and_grows_until_the_next_report() -> None:
     clock = Clock()
     load = Load(clock=clock)
-    load.reserve(10)
+    load.reserve(10, 10)
     load.report_engine(common.EngineLoad(engine_silence_ms=500), rank=0)
     load.report_engine(common.EngineLoad(engine_silence_ms=4000), rank=1)
     clock.now += 2
@@ -124,11 +124,43 @@ def test_a_failed_question_leaves_the_last_report_as_it_is() -> None:
 def test_reservations_come_back_to_nothing() -> None:
     seen: list[int] = []
     load = Load(seen.append)
-    load.reserve(10)
-    load.reserve(5)
+    first, second = load.reserve(10, 10), load.reserve(5, 0)
     assert not load.idle.is_set()
-    load.give_back(10)
-    load.give_back(5)
+    load.give_back(first)
+    load.give_back(second)
     assert (load.in_flight, load.reserved_tokens) == (0, 0)
     assert load.idle.is_set()
     assert seen == [1, 2, 1, 0]
+
+
+# -- What a new request would wait for
+
+
+def waited(load: Load) -> float:
+    return load.backlog.pressure().queued
+
+
+def test_tokens_of_others_count_once_two_reports_in_a_row_show_them() -> None:
+    load = Load(clock=Clock())
+    load.report_scheduler(polled(num_waiting_uncached_tokens=9000))
+    assert waited(load) == 0
+    load.report_scheduler(polled(num_waiting_uncached_tokens=7000))
+    assert waited(load) == 7000
+
+
+def test_what_is_pending_in_the_engine_is_the_better_word() -> None:
+    load = Load(clock=Clock())
+    for _ in range(2):
+        load.report_engine(
+            common.EngineLoad(waiting_uncached_tokens=100, prefill_pending_tokens=5000), rank=0
+        )
+        load.report_engine(common.EngineLoad(prefill_pending_tokens=1000), rank=1)
+    assert waited(load) == 6000
+
+
+def test_a_record_that_says_nothing_of_tokens_leaves_what_is_known() -> None:
+    load = Load(clock=Clock())
+    for _ in range(2):
+        load.report_scheduler(polled(num_waiting_uncached_tokens=400))
+    load.report_engine(common.EngineLoad())
+    assert waited(load) == 400
