@@ -56,6 +56,19 @@ class Candidate(Protocol):
         """Seconds until a new request would start, as well as it can be told."""
 
 
+@dataclass(frozen=True)
+class Opinion:
+    """What a policy thinks of a candidate, for people.
+
+    `cost` is in seconds, the lowest wins; None where nothing is weighed.
+    `matched_blocks` of the prompt are believed to be there; None where nobody
+    looked.
+    """
+
+    cost: float | None = None
+    matched_blocks: int | None = None
+
+
 class Policy(ABC):
     """A way to choose; it may keep state, and is called from one thread.
 
@@ -68,6 +81,10 @@ class Policy(ABC):
     @abstractmethod
     def choose(self, view: RoutingView, candidates: Sequence[Candidate]) -> int:
         """The position of the chosen one in `candidates`, which are never empty."""
+
+    def opinions(self, view: RoutingView, candidates: Sequence[Candidate]) -> list[Opinion]:
+        """What the choice would go by, for each candidate."""
+        return [Opinion() for _ in candidates]
 
     def charge(self, view: RoutingView, candidate: Candidate) -> int:
         """Prompt tokens that the request is expected to cost the candidate, at least 1."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import xxhash
 
-from router.policy.base import Candidate, Policy, RoutingView
+from router.policy.base import Candidate, Opinion, Policy, RoutingView
 
 
 class ConsistentHash(Policy):
@@ -35,6 +35,10 @@ class ConsistentHash(Policy):
         bound = self._factor * sum(waits) / len(waits) + self._slack
         within = [i for i, wait in enumerate(waits) if wait <= bound]
         return max(within, key=lambda i: _rank(view.routing_key, candidates[i].address))
+
+    def opinions(self, view: RoutingView, candidates: Sequence[Candidate]) -> list[Opinion]:
+        """See `Policy.opinions`."""
+        return self._fallback.opinions(view, candidates)
 
     def reserved(self, view: RoutingView, candidate: Candidate) -> None:
         """See `Policy.reserved`."""

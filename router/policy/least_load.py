@@ -5,10 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from router.policy.base import Candidate, Policy, RoutingView
+from router.policy.base import Candidate, Opinion, Policy, RoutingView
 
 
-class LeastLoad(Policy):
+class _ByLoad(Policy):
+    def opinions(self, view: RoutingView, candidates: Sequence[Candidate]) -> list[Opinion]:
+        """See `Policy.opinions`."""
+        return [Opinion(cost=candidate.expected_wait) for candidate in candidates]
+
+
+class LeastLoad(_ByLoad):
     """Chooses the shortest expected wait; ties are broken at random."""
 
     name = "least_load"
@@ -21,7 +27,7 @@ class LeastLoad(Policy):
         return _shortest(range(len(candidates)), candidates, self._rng)
 
 
-class PowerOfTwo(Policy):
+class PowerOfTwo(_ByLoad):
     """Chooses the shorter expected wait of two different random candidates.
 
     Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing"

@@ -10,6 +10,7 @@ from router.policy.settings import (
     PolicySettings,
     effective,
     uses_prefix_overlap,
+    uses_prompt_length,
 )
 
 
@@ -46,3 +47,13 @@ class Policies:
     def uses_prefix_overlap(self, model: str, *, prefix_credit: float | None = None) -> bool:
         """The gate (`settings.uses_prefix_overlap`) for such a request, or leg of one."""
         return uses_prefix_overlap(self.settings(model, prefix_credit=prefix_credit))
+
+    def uses_prompt_length(self, model: str, *, prefix_credit: float | None = None) -> bool:
+        """As `settings.uses_prompt_length`, for such a request."""
+        return uses_prompt_length(self.settings(model, prefix_credit=prefix_credit))
+
+    @property
+    def may_score_prefixes(self) -> bool:
+        """Whether the policy of any model is prefix: then a request may bring a credit."""
+        overrides = (effective(self._defaults, model) for model in self._models.values())
+        return any(s.policy == "prefix" for s in (self._defaults, *overrides))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from router.fleet.pressure import Pressure
-from router.policy.base import Candidate, Policy, RoutingView
+from router.policy.base import Candidate, Opinion, Policy, RoutingView
 from router.policy.settings import PolicySettings
 from router.prefix.cost import Floats, Weights, lowest, seconds
 from router.prefix.resident import Resident
@@ -22,7 +22,8 @@ class Prefix(Policy):
     """Chooses the lowest expected time to the first output, cached blocks counted as done.
 
     `resident` finds a worker's place in the index of its model, `pressure` its
-    work at this moment.
+    work at this moment. `on_choice` hears of each choice how many blocks the
+    prompt has, and how many of them the chosen one was believed to hold.
     """
 
     name = "prefix"
@@ -33,12 +34,14 @@ class Prefix(Policy):
         resident: Callable[[Candidate], Resident | None],
         pressure: Callable[[Candidate], Pressure],
         rng: random.Random,
+        on_choice: Callable[[int, float], None] = lambda asked, matched: None,
     ) -> None:
         self._settings = settings
         self._resident = resident
         self._pressure = pressure
         self._rng = rng
-        # What the last choice found, for the charge that follows from it.
+        self._on_choice = on_choice
+        # What the last choice found, for what follows from it.
         self._found: tuple[RoutingView, dict[str, float]] | None = None
 
     def choose(self, view: RoutingView, candidates: Sequence[Candidate]) -> int:
@@ -46,7 +49,7 @@ class Prefix(Policy):
         if len(candidates) == 1:
             return 0
         costs = self.costs(view, candidates)
-        return lowest(costs, self._settings.temperature, self._rng)
+        return lowest(costs, self._settings.prefix_temperature, self._rng)
 
     def costs(self, view: RoutingView, candidates: Sequence[Candidate]) -> Floats:
         """Weighted seconds for each candidate; infinite for those left out as silent."""
@@ -79,12 +82,17 @@ class Prefix(Policy):
 
     def charge(self, view: RoutingView, candidate: Candidate) -> int:
         """See `Policy.charge`: what is not cached there must be computed."""
-        found, self._found = self._found, None
-        if found is not None and found[0] is view and candidate.address in found[1]:
-            matched = found[1][candidate.address]
-        else:
-            matched = float(self._matched(view, [candidate])[0])
-        return max(1, view.prompt_tokens - int(matched))
+        return max(1, view.prompt_tokens - int(self._found_at(view, candidate)))
+
+    def opinions(self, view: RoutingView, candidates: Sequence[Candidate]) -> list[Opinion]:
+        """See `Policy.opinions`."""
+        costs = self.costs(view, candidates).tolist()
+        if view.blocks is None or not self._credit(view):
+            return [Opinion(cost=cost) for cost in costs]
+        return [
+            Opinion(cost, int(self._found_at(view, one) / self._block_size(one)))
+            for one, cost in zip(candidates, costs, strict=True)
+        ]
 
     def reserved(self, view: RoutingView, candidate: Candidate) -> None:
         """See `Policy.reserved`: from now on the prompt's blocks are expected there."""
@@ -92,11 +100,26 @@ class Prefix(Policy):
         if resident is None or view.blocks is None or not self._credit(view):
             return
         keys = view.blocks.keys(resident.block_size)
+        self._on_choice(len(keys), self._found_at(view, candidate) / resident.block_size)
+        self._found = None
         resident.index.use(keys)
         settings = self._settings
         confirmed = resident.reporting and view.blocks.exact
         ttl = settings.event_bridge if confirmed else settings.approximate_ttl
         resident.expect(keys, ttl)
+
+    def _found_at(self, view: RoutingView, candidate: Candidate) -> float:
+        """Cached tokens of the prompt there, as the last choice found them."""
+        if self._found is None or self._found[0] is not view:
+            self._found = view, {}
+        found = self._found[1]
+        if candidate.address not in found:
+            found[candidate.address] = float(self._matched(view, [candidate])[0])
+        return found[candidate.address]
+
+    def _block_size(self, candidate: Candidate) -> int:
+        resident = self._resident(candidate)
+        return resident.block_size if resident is not None else 1
 
     def _credit(self, view: RoutingView) -> float:
         own = view.prefix_credit

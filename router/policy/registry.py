@@ -30,11 +30,11 @@ def make_policy(
     *,
     resident: Callable[[Candidate], Resident | None] = _nowhere,
     pressure: Callable[[Candidate], Pressure] = _unknown,
+    on_choice: Callable[[int, float], None] = lambda asked, matched: None,
 ) -> Policy:
     """A fresh policy. Raises ValueError for an unknown name.
 
-    `resident` and `pressure` are for the prefix policy: a worker's place in
-    the index of its model, and its work at this moment.
+    `resident`, `pressure` and `on_choice` are for the prefix policy: see there.
     """
     rng = rng or random.Random()
     match settings.policy:
@@ -49,7 +49,7 @@ def make_policy(
         case "consistent_hash":
             return ConsistentHash(settings.hash_load_factor, LeastLoad(rng))
         case "prefix":
-            return Prefix(settings, resident, pressure, rng)
+            return Prefix(settings, resident, pressure, rng, on_choice)
     raise ValueError(f"no such policy: {settings.policy}")
 
 

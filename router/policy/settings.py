@@ -25,7 +25,7 @@ class PolicySettings:
         nothing there, so that a hot prefix is copied before a queue forms.
     silence_veto: seconds without output, in spite of work, after which a
         worker is left out while others are there.
-    temperature: 0 takes the best; above, the choice is drawn with
+    prefix_temperature: 0 takes the best; above, the choice is drawn with
         probabilities exp(-cost / (spread of costs * temperature)).
     event_bridge: seconds that our own decision counts as a cached prefix at a
         worker that reports its blocks; a little longer than a prompt takes.
@@ -41,7 +41,7 @@ class PolicySettings:
     crowd_weight: float = 0.01
     spill_wait: float = 5.0
     silence_veto: float = 3.0
-    temperature: float = 0.0
+    prefix_temperature: float = 0.0
     event_bridge: float = 30.0
     approximate_ttl: float = 120.0
     hash_load_factor: float = 1.25
@@ -65,7 +65,7 @@ class PolicyOverride:
     crowd_weight: float | None = None
     spill_wait: float | None = None
     silence_veto: float | None = None
-    temperature: float | None = None
+    prefix_temperature: float | None = None
     event_bridge: float | None = None
     approximate_ttl: float | None = None
     hash_load_factor: float | None = None
@@ -96,3 +96,22 @@ def uses_prefix_overlap(settings: PolicySettings) -> bool:
     whether or not workers send events: without them our own decisions count.
     """
     return settings.policy == "prefix" and settings.prefix_credit > 0
+
+
+def uses_prompt_length(settings: PolicySettings) -> bool:
+    """Whether a choice goes by how long prompts are, so that guesses of it are worth a look.
+
+    Asked before the first bytes of a picture are fetched, of which the worker
+    is only sent the reference, to learn its size. The other policies choose
+    without it, or by a key; what they reserve is the length of a typical picture.
+    """
+    return settings.policy in ("least_load", "power_of_two") or uses_prefix_overlap(settings)
+
+
+def prefix_verdict(settings: PolicySettings) -> str:
+    """Whether the gate is open, and why, for people."""
+    if settings.policy != "prefix":
+        return f"not scored: the policy is {settings.policy}"
+    if not uses_prefix_overlap(settings):
+        return "not scored: prefix_credit is 0"
+    return f"scored with a credit of {settings.prefix_credit:g}"

@@ -184,7 +184,7 @@ def test_one_worker_needs_no_look() -> None:
 def test_temperature_spreads_but_prefers() -> None:
     workers = fleet(2)
     warm(workers[0], prompt(50))
-    choosing = policy(temperature=0.5)
+    choosing = policy(prefix_temperature=0.5)
     chosen = Counter(choosing.choose(prompt(50), workers) for _ in range(400))
     # exp(-1 / 0.5) is 0.135: about one in eight goes to the other.
     assert chosen[1] == pytest.approx(400 * 0.135 / 1.135, abs=25)

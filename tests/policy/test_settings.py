@@ -19,10 +19,10 @@ PREFIX = PolicySettings(policy="prefix")
 
 
 def test_a_requests_word_counts_before_the_models_and_that_before_the_routers() -> None:
-    model = PolicyOverride(prefix_credit=0.5, temperature=0.2)
+    model = PolicyOverride(prefix_credit=0.5, prefix_temperature=0.2)
     request = PolicyOverride(prefix_credit=0.0)
     found = effective(PREFIX, model, request)
-    assert (found.prefix_credit, found.temperature) == (0.0, 0.2)
+    assert (found.prefix_credit, found.prefix_temperature) == (0.0, 0.2)
     assert found.wait_weight == PREFIX.wait_weight
 
 
@@ -55,7 +55,7 @@ def test_the_gate_asks_the_effective_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"temperature": -1.0}, {"prefix_credit": -0.1}, {"hash_load_factor": 0.9}]
+    "wrong", [{"prefix_temperature": -1.0}, {"prefix_credit": -0.1}, {"hash_load_factor": 0.9}]
 )
 def test_weights_without_a_meaning_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
