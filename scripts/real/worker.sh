@@ -21,7 +21,7 @@ export XDG_CACHE_HOME=$home/cache TORCHINDUCTOR_CACHE_DIR=$home/cache/inductor
 export VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 exec nice -n 10 "${PYTHON:-$here/../../.venv/bin/python}" -m router vllm "$home/tiny-qwen3vl" \
-    --python "$home/venv/bin/python" --listen "$listen" --start-timeout 5m --stop-timeout 15s \
+    --python "$home/venv/bin/python" --listen "$listen" --start-timeout 5m --stop-timeout 30s \
     ${ours[@]+"${ours[@]}"} -- \
     --enforce-eager --seed 0 --max-model-len 2048 --max-num-seqs 8 \
     --max-num-batched-tokens 2048 --limit-mm-per-prompt '{"image": 4, "video": 1}' \

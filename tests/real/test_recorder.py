@@ -75,8 +75,9 @@ async def test_an_error_passes_with_its_trailers(upstream: str) -> None:
 
 async def test_an_unknown_method_passes_too(upstream: str) -> None:
     async with Recorder(upstream) as recorder, grpc.aio.insecure_channel(recorder.address) as at:
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = at.unary_unary("/no.Such/Method")
         with pytest.raises(grpc.aio.AioRpcError) as error:
-            await at.unary_unary("/no.Such/Method")(b"abc")
+            await method(b"abc")
     assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
     (call,) = recorder.calls
     assert (call.method, call.request) == ("/no.Such/Method", "616263")

@@ -7,6 +7,7 @@ import asyncio
 import grpc
 import pytest
 
+from router.wire import engine
 from tests.real.asking import (
     DEADLINE,
     IMAGE,
@@ -19,9 +20,11 @@ from tests.real.asking import (
     request,
 )
 from tests.real.conftest import FLAGS
+from tests.real.recorder import recording
 from tests.real.stack import Stack, Worker
 from tests.real.test_ends import LONG
-from tests.real.waiting import until_in_flight
+from tests.real.test_guard import placeholder_too_long
+from tests.real.waiting import until_in_flight, until_not_ready
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
@@ -65,3 +68,27 @@ async def test_a_worker_that_dies_in_the_middle_ends_the_stream_as_broken(
     assert error.value.code() is grpc.StatusCode.UNAVAILABLE
     assert reason_of(error.value) == "WORKER_STREAM_BROKEN"
     router.stop()
+
+
+async def test_a_worker_whose_engine_has_died_is_left_alone(
+    stack: Stack, refs_worker: Worker
+) -> None:
+    """Its port stays open and its stream of health says SERVING; only its engine is no more."""
+    asked = request(prompt(IMAGE, "What is it?"), ref(data_url("grey_203x151.jpg")))
+    with recording(refs_worker.address) as recorder:
+        router = stack.router("--worker", recorder.address, "--shm", "off", *FLAGS)
+        assert (await ask(router.address, asked)).ids
+        (raw,) = recorder.of("Generate")[-1].raw_requests
+        deadly = engine.GenerateRequest.FromString(raw)
+        placeholder_too_long(deadly)
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await ask(refs_worker.address, deadly)
+        assert error.value.code() is grpc.StatusCode.INTERNAL
+        await until_not_ready(router)
+        sent = len(recorder.of("Generate"))
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await ask(router.address, asked)
+        assert reason_of(error.value) == "NO_AVAILABLE_WORKER"
+        assert len(recorder.of("Generate")) == sent
+        router.stop()
+    refs_worker.kill()

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2
 
 POLL_INTERVAL = 0.2
 CHECK_TIMEOUT = 2.0
-CHILDREN_TIMEOUT = 5.0
+CHILDREN_TIMEOUT = 10.0
 
 
 class WorkerProcess:
@@ -65,8 +65,9 @@ class WorkerProcess:
         """Asks it to end, after `timeout` seconds makes it; returns its exit code.
 
         vLLM answers SIGTERM by finishing open calls for some seconds. Its
-        engine processes get a moment of their own after that: what they leave
-        in /dev/shm when they are killed, hundreds of MB, nobody removes.
+        engine processes are asked after that, if they are left, and get a
+        moment of their own: what they leave in /dev/shm when they are killed,
+        hundreds of MB, nobody removes.
         """
         process = self._process
         assert process is not None
@@ -76,6 +77,7 @@ class WorkerProcess:
                     process.send_signal(signal.SIGTERM)
                 await process.wait()
             async with asyncio.timeout(CHILDREN_TIMEOUT):
+                self._signal_group(signal.SIGTERM)
                 while self._signal_group(0):  # noqa: ASYNC110 - they are not our children
                     await asyncio.sleep(POLL_INTERVAL)
         except TimeoutError:
