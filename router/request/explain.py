@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from router.media.intake import MediaIntake
 from router.policy.base import RoutingView
 from router.request.decide import Decided
+from router.request.pair import LEGS
 from router.request.pipeline import Pipeline
 from router.request.prepared import Prepared
 from router.request.record import Record
@@ -44,7 +47,9 @@ class Explainer:
             items=_items(decided, prepared),
             mode=decided.resolution.mode.value,
             reason=decided.resolution.why.value,
-            constraint=constraint.lines(),
+            constraint=(
+                replace(constraint, roles=frozenset(LEGS)) if paired else constraint
+            ).lines(),
             workers=[
                 _worker(judgement, dispatcher.now())
                 for seen in surveys

@@ -16,7 +16,7 @@ from router.request.dispatch import Dispatcher
 from router.request.legs import incompatibility
 from router.request.select import Survey, pick
 
-_LEGS = (Role.PREFILL, Role.DECODE)
+LEGS = (Role.PREFILL, Role.DECODE)
 # Requests that a worker runs at once, where it does not say.
 _ORDINARY_SLOTS = 256
 
@@ -28,8 +28,8 @@ def is_disaggregated(workers: Sequence[Worker]) -> bool:
     leg and none that does both, since nobody else could serve it.
     """
     roles = {effective_role(worker) for worker in workers}
-    legs = roles & set(_LEGS)
-    return len(legs) == len(_LEGS) or (bool(legs) and Role.BOTH not in roles)
+    legs = roles & set(LEGS)
+    return len(legs) == len(LEGS) or (bool(legs) and Role.BOTH not in roles)
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Pairing:
 
     def surveys(self, constraint: WireConstraint) -> tuple[Survey, Survey]:
         """Every prefill and every decode worker, against one constraint."""
-        prefills, decodes = (self._survey(constraint, role) for role in _LEGS)
+        prefills, decodes = (self._survey(constraint, role) for role in LEGS)
         return prefills, decodes
 
     def check(self, constraint: WireConstraint, *, alone: bool) -> None:
@@ -97,8 +97,8 @@ class Pairing:
         """Chooses and reserves both legs in one uninterrupted step. Raises `Fault`."""
         prefill, decode = self.choose(constraint, view, tried)
         first = prefill.lease(view.prompt_tokens)
-        # The prompt is computed on the other side.
-        second = decode.lease(0)
+        # Its context is as long, but it is computed on the other side.
+        second = decode.lease(view.prompt_tokens, 0)
         assert first is not None and second is not None, "admitted in this very step"
         self._dispatcher.policy.reserved(view, prefill)
         return Pair(first, second)
@@ -110,7 +110,7 @@ class Pairing:
 
         Workers tried before come in only where no pair can be made without them.
         """
-        prefills, decodes = (self._admissible(constraint, role) for role in _LEGS)
+        prefills, decodes = (self._admissible(constraint, role) for role in LEGS)
         for firsts in ([p for p in prefills if p not in tried], prefills):
             for seconds in ([d for d in decodes if d not in tried], decodes):
                 fitting = {p: [d for d in seconds if not _difference(p, d)] for p in firsts}

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from router.fleet.pressure import OVERHEAD_TOKENS
 from router.request import dispatch, pipeline, relay
 from router.request.pipeline import Pipeline
 from router.request.prepared import Body
@@ -71,11 +72,21 @@ def params(request: engine.GenerateRequest) -> dict[str, Any]:
     return parsed
 
 
-def without_ids(responses: list[engine.GenerateResponse]) -> list[bytes]:
-    """Messages without what a handoff rightly changes: how much was cached."""
-    for response in responses:
-        (response.chunk if response.HasField("chunk") else response.complete).cached_tokens = 0
-    return [response.SerializeToString(deterministic=True) for response in responses]
+def answers(responses: list[engine.GenerateResponse]) -> dict[int, Any]:
+    """Each choice's ids, logprobs and end, however many chunks they came in.
+
+    Without how much was cached, which a handoff rightly changes.
+    """
+    told: dict[int, Any] = {}
+    for end in completes(responses):
+        end.cached_tokens = 0
+        chunks = [r.chunk for r in responses if r.HasField("chunk") and r.chunk.index == end.index]
+        told[end.index] = (
+            [token for chunk in chunks for token in chunk.token_ids],
+            [p for chunk in chunks for p in chunk.output_logprobs.token_logprobs],
+            end.SerializeToString(deterministic=True),
+        )
+    return told
 
 
 # -- The same as one worker
@@ -106,8 +117,9 @@ async def test_a_pair_answers_as_one_worker_does(
         for stream in (False, True):
             request = seeing(ASK, data_url(PHOTO), **sampling)
             request.stream = stream
-            expected = without_ids(await single.generate(request))
-            assert without_ids(await paired.served.generate(request)) == expected
+            expected = answers(await single.generate(request))
+            assert len(expected) == sampling.get("n", 1)
+            assert answers(await paired.served.generate(request)) == expected
         assert (await paired.served.route(request))["worker"] == paired.address()
         await paired.at_rest()
         assert paired.served.outcomes() == {("ok", ""): 3}
@@ -718,12 +730,37 @@ async def test_both_legs_are_reserved_in_one_step(tmp_path: Path) -> None:
         call = paired.served.stub.Generate(streamed("x" * 100), timeout=15)
         await eventually(lambda: paired.prefill[0].stats.live)
         loads = {
-            address: (w.load.in_flight, w.load.reserved_tokens)
-            for address in (paired.prefill[0].address, paired.decode[0].address)
-            if (w := paired.served.app.registry.get(address))
+            w.address: (w.load.in_flight, w.load.reserved_tokens, w.pressure.queued)
+            for w in paired.served.app.registry
         }
         # The decode worker computes no prompt.
-        assert loads == {paired.prefill[0].address: (1, 100), paired.decode[0].address: (1, 0)}
+        assert loads == {
+            paired.prefill[0].address: (1, 100, 100 + OVERHEAD_TOKENS),
+            paired.decode[0].address: (1, 100, OVERHEAD_TOKENS),
+        }
+        call.cancel()
+        await paired.at_rest()
+
+
+@pytest.mark.parametrize("leg", ["prefill", "decode"])
+async def test_a_leg_that_nobody_has_room_for_is_shed(tmp_path: Path, leg: str) -> None:
+    full: dict[str, Any] = {"max_num_seqs": 1}
+    async with pairing(
+        tmp_path,
+        prefill=[prefilling(**full if leg == "prefill" else {})],
+        decode=[decoding(**full if leg == "decode" else {})],
+        overload_waiting=0,
+    ) as paired:
+        (paired.prefill if leg == "prefill" else paired.decode)[0].troubles.add("1*hang")
+        call = paired.served.stub.Generate(streamed("x"), timeout=15)
+        await eventually(lambda: any(w.engine.active for w in paired.served.workers))
+        refused = await paired.served.refusal(tokenized("x"))
+        assert (refused.code.name, refused.reason) == ("RESOURCE_EXHAUSTED", "OVERLOADED")
+        assert refused.about == {"leg": leg, "registered": "1", "overloaded": "1"}
+        assert (
+            paired.served.metric("router_sheds_total", model=paired.served.workers[0].options.model)
+            == 1
+        )
         call.cancel()
         await paired.at_rest()
 
