@@ -20,6 +20,8 @@ ENV PATH=/opt/mmrouter/bin:$PATH \
     PYTHONUNBUFFERED=1
 USER 10001
 WORKDIR /var/lib/mmrouter
+# For processors like the one that builds the image; others compile at their first start.
+RUN python -m router.kernels
 EXPOSE 50050 9090
 HEALTHCHECK --interval=10s --timeout=3s --start-period=30s \
     CMD ["mmrouter", "health", "--addr", "127.0.0.1:50050"]
