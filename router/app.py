@@ -155,6 +155,7 @@ class App:
             PipelineSettings(
                 allow_client_hashes=settings.allow_client_hashes,
                 migration=settings.migration,
+                merge_chunks=settings.merge_chunks,
                 request_timeout=settings.request_timeout,
             ),
         )

@@ -213,6 +213,9 @@ class Settings(BaseSettings):
         description="let a stream go on at another worker when its own breaks off, where token "
         "ids alone decide what follows",
     )
+    merge_chunks: bool = Field(
+        True, description="join chunks of a stream that wait for their client into one message"
+    )
     worker_wait: Duration = Field(
         1.0, ge=0, description="longest wait for a worker when none is available at the moment"
     )

@@ -122,6 +122,10 @@ class Metrics:
         self.relayed_messages = self._counter(
             "router_relayed_messages", "Messages passed from workers to clients."
         )
+        self.joined_messages = self._counter(
+            "router_joined_messages",
+            "Of the relayed messages, those that waited and went out as a part of another.",
+        )
         self.unauthenticated = self._counter(
             "router_unauthenticated", "Calls refused for want of a bearer token.", ["service"]
         )

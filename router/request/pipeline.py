@@ -43,6 +43,7 @@ class PipelineSettings:
 
     allow_client_hashes: bool = False
     migration: bool = False
+    merge_chunks: bool = True
     request_timeout: float = 600.0
 
 
@@ -106,6 +107,7 @@ class Pipeline:
         record: Record,
     ) -> None:
         routing_key = request.router.routing_key
+        merge = self._settings.merge_chunks and not request.router.one_chunk_a_message
         place, prepared = self.admission.place(), self._prepared(request, model, deadline, record)
         async with place, prepared as ready:
             order = Order(
@@ -129,6 +131,7 @@ class Pipeline:
                         remote_media=remote_media,
                         on_first=ready.first_output,
                         through=ready.through,
+                        merge=merge,
                     )
                 except AttemptFailed as failed:
                     if attempt.progress.started:

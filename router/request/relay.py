@@ -1,27 +1,25 @@
 """A worker's stream to the client, as raw bytes.
 
 Token chunks pass without being parsed. Only a Complete is, since a stream is
-whole when every choice had one.
+whole when every choice had one. Chunks that wait for their client are joined:
+see `merge.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import grpc
 
 from router.request import failure
 from router.request.failure import Failure
+from router.request.merge import CHUNK, Outlet, Write
 from router.request.tally import TokenTally
 from router.wire import engine
 
-# The tag of GenerateResponse.chunk: field 1, length-delimited. A message that
-# begins otherwise is parsed to see what it is.
-_CHUNK = b"\n"
-
-Write = Callable[[bytes], Awaitable[None]]
+__all__ = ["AttemptFailed", "ClientGone", "Limits", "Progress", "Write", "stream"]
 
 
 class AttemptFailed(Exception):
@@ -42,6 +40,8 @@ class Progress:
     """How far a relay has come, readable while it runs and after it ended."""
 
     messages: int = 0
+    # Of them, those that went to the client as a part of another.
+    joined: int = 0
     nbytes: int = 0
     tally: TokenTally = field(default_factory=TokenTally)
     completes: set[int] = field(default_factory=set)
@@ -140,33 +140,47 @@ async def stream(
     remote_media: bool,
     on_first: Callable[[], None],
     through: Callable[[bytes], bytes] | None = None,
+    merge: bool = False,
 ) -> None:
     """Relays until every one of `choices` has completed and the stream has ended.
 
     `on_first` is called before the first message is passed on. `through` sees,
-    and may change, each message on its way. Raises `AttemptFailed`;
-    CancelledError, or what `write` raises, when the client is gone. Whatever
-    happens, the call is over when this returns.
+    and may change, each message on its way. With `merge`, chunks that wait are
+    joined. Raises `AttemptFailed`; CancelledError, or what `write` raises, when
+    the client is gone. Whatever happens, the call is over when this returns.
     """
     loop = asyncio.get_running_loop()
+    outlet = Outlet(write, progress, choices=choices, on_failure=call.cancel) if merge else None
     watchdog = Watchdog(call, progress, limits, loop)
     try:
-        async for message in call:
-            progress.last_at = loop.time()
-            if not progress.messages:
-                progress.first_output_at = progress.last_at
-                on_first()
-            progress.messages += 1
-            progress.nbytes += len(message)
-            if message[:1] == _CHUNK:
-                progress.tally.add(message)
-            else:
-                _note_complete(message, progress)
-            progress.writing = True
-            await write(message if through is None else through(message))
-            progress.writing = False
-            # Silence begins here: a worker cannot be heard while its client is slow to read.
-            progress.passed_at = loop.time()
+        try:
+            async for message in call:
+                progress.last_at = loop.time()
+                if not progress.messages:
+                    progress.first_output_at = progress.last_at
+                    on_first()
+                progress.messages += 1
+                progress.nbytes += len(message)
+                if message[:1] == CHUNK:
+                    progress.tally.add(message)
+                else:
+                    _note_complete(message, progress)
+                if through is not None:
+                    message = through(message)
+                if outlet is not None and outlet.gathering:
+                    await outlet.put(message)
+                    continue
+                progress.writing = True
+                await write(message)
+                progress.writing = False
+                # Silence begins here: a worker cannot be heard while its client is slow to read.
+                before, progress.passed_at = progress.passed_at, loop.time()
+                if outlet is not None:
+                    outlet.passed(before, progress.last_at, progress.passed_at)
+        finally:
+            # However the worker's side ended, what came of it goes to the client first.
+            if outlet is not None and not being_cancelled():
+                await outlet.finish()
     except grpc.aio.AioRpcError as error:
         # With every choice complete the client has all there is; how the call ended is nothing.
         if len(progress.completes) < choices:
@@ -183,6 +197,8 @@ async def stream(
     finally:
         watchdog.stop()
         call.cancel()
+        if outlet is not None:
+            await outlet.close()
     if len(progress.completes) < choices:
         raise AttemptFailed(failure.incomplete(started=progress.started))
 

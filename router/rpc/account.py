@@ -72,6 +72,7 @@ class Accounts:
         metrics.first_output.labels(model).observe(to_first)
         metrics.relayed_messages.inc(progress.messages)
         metrics.relayed_bytes.inc(progress.nbytes)
+        metrics.joined_messages.inc(progress.joined)
         if progress.prompt_tokens:
             metrics.prompt_tokens.labels(model).inc(progress.prompt_tokens)
             metrics.expected_prompt_tokens.labels(model).inc(record.prompt_tokens)

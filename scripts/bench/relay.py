@@ -20,7 +20,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
@@ -28,12 +28,16 @@ from pathlib import Path
 import grpc
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.metrics import MetricWrapperBase
 
+from router.cli import run
 from router.wire import ENGINE_SERVICE, common, engine
 
 LENGTHS = (16, 64, 256)
-_METHOD = f"/{ENGINE_SERVICE}/Generate"
-_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.so_reuseport", 0)]
+SERVE = ("serve", "--listen", "127.0.0.1:0", "--http", "")
+METHOD = f"/{ENGINE_SERVICE}/Generate"
+OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.so_reuseport", 0)]
 
 
 # -- The processes
@@ -52,6 +56,15 @@ async def serve_worker() -> None:
             await context.write(chunk)
         await context.write(complete)
 
+    await serve_bare(generate)
+
+
+Generate = Callable[[bytes, grpc.aio.ServicerContext], Awaitable[None]]
+
+
+async def serve_bare(generate: Generate) -> None:
+    """A text worker that answers as `generate` does, and knows just enough to be taken for one."""
+
     def answer(message: Message):  # type: ignore[no-untyped-def]
         async def handler(raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
             return message.SerializeToString()
@@ -61,7 +74,7 @@ async def serve_worker() -> None:
     async def tokenizer(raw: bytes, context: grpc.aio.ServicerContext) -> None:
         await context.write(common.GetTokenizerChunk(data=_EMPTY_ZIP).SerializeToString())
 
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=OPTIONS)
     methods = {
         "Generate": grpc.unary_stream_rpc_method_handler(generate),
         "GetModelInfo": answer(engine.GetModelInfoResponse(served_model_name="bench")),
@@ -78,14 +91,14 @@ async def serve_worker() -> None:
 
 async def serve_relay(worker: str) -> None:
     """The baseline: raw bytes in, raw bytes out, nothing else."""
-    channel = grpc.aio.insecure_channel(worker, options=_OPTIONS)
-    upstream = channel.unary_stream(_METHOD)
+    channel = grpc.aio.insecure_channel(worker, options=OPTIONS)
+    upstream = channel.unary_stream(METHOD)
 
     async def generate(raw: bytes, context: grpc.aio.ServicerContext) -> None:
         async for message in upstream(raw):
             await context.write(message)
 
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=OPTIONS)
     handler = grpc.unary_stream_rpc_method_handler(generate)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(ENGINE_SERVICE, {"Generate": handler}),)
@@ -102,6 +115,15 @@ async def _serve_health(server: grpc.aio.Server) -> None:
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": handler}),)
     )
+
+
+def serve_uncounted(worker: str) -> None:
+    """mmrouter as it would be without metrics and log lines: every series is one that ignores."""
+    MetricWrapperBase.labels = lambda self, *values, **named: self
+    for kind, methods in ((Counter, ("inc",)), (Gauge, ("inc", "dec")), (Histogram, ("observe",))):
+        for method in methods:
+            setattr(kind, method, lambda self, *value: None)
+    run([*SERVE, "--worker", worker, "--log-level", "warning"])
 
 
 async def _announce(server: grpc.aio.Server) -> None:
@@ -145,8 +167,8 @@ def cpu_seconds(pid: int) -> float:
 
 async def drive(address: str, length: int, requests: int, streams: int) -> None:
     """`requests` streams of `length` messages, `streams` at once."""
-    async with grpc.aio.insecure_channel(address, options=_OPTIONS) as channel:
-        call = channel.unary_stream(_METHOD)
+    async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
+        call = channel.unary_stream(METHOD)
         request = engine.GenerateRequest(
             request_id="bench",
             tokenized=engine.TokenizedInput(input_ids=range(64)),
@@ -192,28 +214,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--role", choices=("worker", "relay"), help=argparse.SUPPRESS)
+    parser.add_argument("--role", choices=("worker", "relay", "uncounted"), help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role == "worker":
         asyncio.run(serve_worker())
     elif arguments.role == "relay":
         asyncio.run(serve_relay(arguments.worker))
+    elif arguments.role == "uncounted":
+        serve_uncounted(arguments.worker)
     else:
         measure(arguments)
 
 
 def measure(arguments: argparse.Namespace) -> None:
     me = (sys.executable, __file__, "--role")
-    serve = (sys.executable, "-m", "router", "serve", "--listen", "127.0.0.1:0", "--http", "")
+    serve = (sys.executable, "-m", "router", *SERVE)
     with (
         process(*me, "worker") as (_, worker),
         process(*me, "relay", "--worker", worker) as (relay_pid, relay),
+        process(*me, "uncounted", "--worker", worker) as (uncounted_pid, uncounted),
         process(*serve, "--worker", worker, "--log-level", "warning") as (router_pid, router),
         process(*serve, "--worker", worker) as (logging_pid, logging),
     ):
         targets = {
             "bare relay": (relay_pid, relay),
+            "mmrouter, metrics that do nothing": (uncounted_pid, uncounted),
             "mmrouter": (router_pid, router),
             "mmrouter, a log line a request": (logging_pid, logging),
         }
@@ -254,7 +280,7 @@ def report(costs: dict[str, dict[int, list[float]]], arguments: argparse.Namespa
             fit({x: cost[x][i] for x in LENGTHS})[1] / fit({x: base[x][i] for x in LENGTHS})[1]
             for i in range(arguments.rounds)
         ]
-        print(f"{name:31} {' | '.join(cells)} | one more message x{statistics.median(slopes):.2f}")
+        print(f"{name:33} {' | '.join(cells)} | one more message x{statistics.median(slopes):.2f}")
 
 
 if __name__ == "__main__":
