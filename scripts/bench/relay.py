@@ -2,10 +2,11 @@
 
 One worker that answers from memory, in a process of its own; before it, in
 turn and in the same run, (a) a grpc.aio relay of twenty lines that passes raw
-bytes on and (b) `mmrouter serve`. Clients open streams through each. What is
-compared is the CPU time of the process in the middle, per request and per
-streamed message, found by a least-squares fit over streams of different
-length. Everything runs on loopback and stops by itself.
+bytes on and (b) `mmrouter serve`, with and without metrics and log lines.
+Clients open streams through each. What is compared is the CPU time of the
+process in the middle, per request and per streamed message, found by a
+least-squares fit over streams of different length. Everything runs on loopback
+and stops by itself.
 
     python scripts/bench/relay.py [--rounds 5] [--streams 32] [--requests 256]
 """
@@ -35,6 +36,14 @@ from router.cli import run
 from router.wire import ENGINE_SERVICE, common, engine
 
 LENGTHS = (16, 64, 256)
+UNCOUNTED = "mmrouter, metrics that do nothing"
+COUNTED = "mmrouter"
+LOGGED = "mmrouter, a log line a request"
+# What telling costs: with it against without it.
+TOLD = {
+    "metrics on against off": (COUNTED, UNCOUNTED),
+    "log line on against off": (LOGGED, COUNTED),
+}
 SERVE = ("serve", "--listen", "127.0.0.1:0", "--http", "")
 METHOD = f"/{ENGINE_SERVICE}/Generate"
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.so_reuseport", 0)]
@@ -239,9 +248,9 @@ def measure(arguments: argparse.Namespace) -> None:
     ):
         targets = {
             "bare relay": (relay_pid, relay),
-            "mmrouter, metrics that do nothing": (uncounted_pid, uncounted),
-            "mmrouter": (router_pid, router),
-            "mmrouter, a log line a request": (logging_pid, logging),
+            UNCOUNTED: (uncounted_pid, uncounted),
+            COUNTED: (router_pid, router),
+            LOGGED: (logging_pid, logging),
         }
         costs: dict[str, dict[int, list[float]]] = {
             name: {length: [] for length in LENGTHS} for name in targets
@@ -271,9 +280,7 @@ def report(costs: dict[str, dict[int, list[float]]], arguments: argparse.Namespa
     for name, cost in costs.items():
         cells = []
         for length in LENGTHS:
-            ratio = statistics.median(
-                a / b for a, b in zip(cost[length], base[length], strict=True)
-            )
+            ratio = _ratio(cost[length], base[length])
             micros = statistics.median(cost[length]) * 1e6
             cells.append(f"{length} messages {micros:6.0f} us x{ratio:.2f}")
         slopes = [
@@ -281,6 +288,17 @@ def report(costs: dict[str, dict[int, list[float]]], arguments: argparse.Namespa
             for i in range(arguments.rounds)
         ]
         print(f"{name:33} {' | '.join(cells)} | one more message x{statistics.median(slopes):.2f}")
+    for what, (on, off) in TOLD.items():
+        cells = [
+            f"{length} messages x{_ratio(costs[on][length], costs[off][length]):.2f}"
+            for length in LENGTHS
+        ]
+        print(f"{what:33} {' | '.join(cells)}")
+
+
+def _ratio(costs: list[float], base: list[float]) -> float:
+    """The median over rounds of each round's ratio."""
+    return statistics.median(a / b for a, b in zip(costs, base, strict=True))
 
 
 if __name__ == "__main__":
