@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 from grpc_reflection.v1alpha import reflection
@@ -54,18 +55,25 @@ from router.rpc.admin import AdminService
 from router.rpc.engine import EngineService
 from router.rpc.fleet_view import FleetView
 from router.rpc.health import HealthFace
+from router.rpc.orders import Orders
 from router.rpc.security import Security
+from router.rpc.siblings import AdminOfAll, Siblings, sibling_handlers
 from router.status import StatusPage
+from router.supervise.place import Place
 from router.units import format_duration, format_size
 from router.wire import ADMIN_SERVICE, ENGINE_SERVICE, router_pb2_grpc
 
 if TYPE_CHECKING:
     from workers.sim import SimWorker
 
+A = TypeVar("A", bound=AdminService)
+
 _log = get_logger("app")
 
 # Grace for streams to see their end after they were told to stop.
 _LAST_GRACE = 1.0
+# How long a process that replaces another waits for a worker before it takes connections.
+_HEAD_START = 5.0
 
 
 class App:
@@ -74,13 +82,18 @@ class App:
     Raises `CannotStart` when a file that the settings name cannot be used.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, place: Place | None = None) -> None:
+        """`place` is that of this process among several on one port."""
         self.settings = settings
+        self._place = place
+        self._siblings = None if place is None else Siblings(place)
         # Addresses with their real ports, once bound; `http` stays empty where there is none.
         self.listen = ""
         self.http = ""
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        # Once it has been ready.
+        self._ready = asyncio.Event()
         self._warm = False
         self.metrics = Metrics()
         self.tracing = tracing_of(settings)
@@ -188,7 +201,9 @@ class App:
             simulated = await stack.enter_async_context(self._simulated())
             stack.push_async_callback(self.fleet.close)
             stack.push_async_callback(self.dispatcher.close)
-            server = await stack.enter_async_context(self._grpc())
+            late = await stack.enter_async_context(self._among_siblings())
+            if late is None:
+                server = await stack.enter_async_context(self._grpc())
             self.registry.listen(self._publish_health)
             await stack.enter_async_context(self._discovering(simulated))
             # Compiling takes seconds on a first start: not on the loop, and before readiness.
@@ -196,6 +211,10 @@ class App:
             _settle_heap()
             self._warm = True
             self._publish_health()
+            if late is not None:
+                await late()
+                server = await stack.enter_async_context(self._grpc())
+                self._publish_health()
             self._announce()
             await self._stop.wait()
             await self._drain(server)
@@ -206,7 +225,7 @@ class App:
         _log.info("draining", running=self.admission.active)
         try:
             async with asyncio.timeout(self.settings.drain_timeout):
-                await self._idle_or_told()
+                await _first_of(self.admission.idle, self._stop_now)
         except TimeoutError:
             _log.warning("drain_timeout", running=self.admission.active)
         if self._stop_now.is_set():
@@ -216,14 +235,16 @@ class App:
         # A request that is done has yet to send its status; the grace ends with the last one.
         await server.stop(_LAST_GRACE)
 
-    async def _idle_or_told(self) -> None:
-        idle = asyncio.create_task(self.admission.idle.wait())
-        told = asyncio.create_task(self._stop_now.wait())
+    async def _catch_up(self, siblings: Siblings, orders: Orders) -> None:
+        """Orders that the siblings have, and a worker: without, connections would fail."""
+        await siblings.adopt(orders)
         try:
-            await asyncio.wait([idle, told], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            idle.cancel()
-            told.cancel()
+            async with asyncio.timeout(_HEAD_START):
+                await _first_of(self._ready, self._stop)
+        except TimeoutError:
+            pass  # it may be that nobody has one
+        # Workers that a source has listed meanwhile may be some that were taken out.
+        await siblings.adopt(orders)
 
     # -- Faces
 
@@ -231,9 +252,10 @@ class App:
     async def _grpc(self) -> AsyncIterator[grpc.aio.Server]:
         security = self.security
         server = grpc.aio.server(
-            interceptors=security.interceptors, options=server_options(self.settings)
+            interceptors=security.interceptors,
+            options=server_options(self.settings, shared=self._place is not None),
         )
-        view = FleetView(self.registry, self.pipeline, accepted_schemes(self.settings))
+        view = self._view()
         server.add_generic_rpc_handlers(
             (EngineService(self.pipeline, view, self.accounts).handlers(),)
         )
@@ -263,9 +285,35 @@ class App:
                 await admin.stop(0)
 
     def _register_admin(self, server: grpc.aio.Server) -> None:
-        explainer = Explainer(self.pipeline, self._intake)
-        service = AdminService(self.fleet, explainer, self.registry.clock)
+        own = self._admin(AdminService)
+        service = own if self._siblings is None else AdminOfAll(own, self._siblings)
         router_pb2_grpc.add_RouterAdminServicer_to_server(service, server)
+
+    def _admin(self, kind: type[A]) -> A:
+        explainer = Explainer(self.pipeline, self._intake)
+        return kind(self.fleet, explainer, self.registry.clock)
+
+    def _view(self) -> FleetView:
+        schemes = accepted_schemes(self.settings)
+        return FleetView(self.registry, self.pipeline, schemes, self._siblings)
+
+    @asynccontextmanager
+    async def _among_siblings(self) -> AsyncIterator[Callable[[], Awaitable[None]] | None]:
+        """Takes the siblings' calls; gives what is to be done before connections are taken."""
+        place, siblings = self._place, self._siblings
+        if place is None or siblings is None:
+            yield None
+            return
+        orders = self._admin(Orders)
+        server = grpc.aio.server()
+        router_pb2_grpc.add_RouterAdminServicer_to_server(orders, server)
+        server.add_generic_rpc_handlers(sibling_handlers(orders, self._view().abort_here))
+        bind(server, place.grpc(place.number))
+        await server.start()
+        try:
+            yield partial(self._catch_up, siblings, orders) if place.replacement else None
+        finally:
+            await server.stop(0)
 
     @asynccontextmanager
     async def _http(self) -> AsyncIterator[None]:
@@ -334,7 +382,10 @@ class App:
         return None if self.registry.routable else "no worker is ready"
 
     def _publish_health(self) -> None:
-        self.health.set_routable(self._why_not_ready() is None)
+        ready = self._why_not_ready() is None
+        self.health.set_routable(ready)
+        if ready:
+            self._ready.set()
 
     def _announce(self) -> None:
         settings = self.settings
@@ -350,6 +401,15 @@ class App:
             worker_pings_every=format_duration(settings.keepalive_worker_interval),
         )
         print(f"listening on {self.listen}", flush=True)
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waiting = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()
 
 
 def _settle_heap() -> None:

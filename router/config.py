@@ -63,6 +63,13 @@ class Settings(BaseSettings):
         description="address (HOST:PORT or unix:PATH) of RouterAdmin; by default it is on the "
         "gRPC listener if that is a loopback address, and off otherwise",
     )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="router processes that share the listener; limits, budgets and caches are of "
+        "each, and connections are spread among them by the kernel",
+    )
     max_message_bytes: Size = Field(
         512 << 20, gt=0, lt=2 << 30, description="largest gRPC message on every hop"
     )
@@ -334,6 +341,17 @@ class Settings(BaseSettings):
                 raise ValueError(f"{flags[0]} and {flags[1]} go together")
         if self.tls_client_ca and not self.tls_cert:
             raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
+        return self
+
+    @model_validator(mode="after")
+    def _processes_can_share(self) -> Settings:
+        if self.processes > 1 and self.sim:
+            raise ValueError(
+                "--sim runs workers inside a router, so --processes cannot have them; "
+                "start them with `mmrouter sim`"
+            )
+        if self.processes > 1 and self.listen.startswith("unix:"):
+            raise ValueError("--processes share a port, so --listen has to be HOST:PORT")
         return self
 
     @model_validator(mode="after")

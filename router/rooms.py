@@ -27,8 +27,11 @@ class CannotStart(Exception):
     """The router cannot start; the message says why in one sentence."""
 
 
-def server_options(settings: Settings) -> list[tuple[str, int]]:
-    """gRPC server arguments: message limits, and pings as often as clients may send them."""
+def server_options(settings: Settings, *, shared: bool = False) -> list[tuple[str, int]]:
+    """gRPC server arguments: message limits, and pings as often as clients may send them.
+
+    `shared`: other processes of the same router listen on the same port.
+    """
     return [
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.max_send_message_length", settings.max_message_bytes),
@@ -39,7 +42,7 @@ def server_options(settings: Settings) -> list[tuple[str, int]]:
         ("grpc.http2.max_ping_strikes", 0),
         ("grpc.keepalive_permit_without_calls", 1),
         # Two routers on one port by mistake are an error, not a lottery.
-        ("grpc.so_reuseport", 0),
+        ("grpc.so_reuseport", int(shared)),
     ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from router import config
 from router.app import App
+from router.supervise.processes import Processes
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "operations.md").read_text()
@@ -51,7 +52,8 @@ async def test_every_metric_is_explained() -> None:
     suffixes = {"counter": "_total", "info": "_info"}
     there = {
         metric.name + suffixes.get(metric.type, "")
-        for metric in app.metrics.registry.collect()
+        for registry in (app.metrics.registry, Processes(2).registry)
+        for metric in registry.collect()
         if metric.name.startswith("router_")
     }
     told = {n for n in re.findall(r"`(router_[a-z_]+)", section("Metrics")) if n != "router_"}

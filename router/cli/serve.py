@@ -41,7 +41,20 @@ def run(arguments: argparse.Namespace) -> int:
     from router.observe import logging
 
     logging.configure(settings.log_format, settings.log_level)
+    if settings.processes > 1:
+        return asyncio.run(_supervise(settings))
     return asyncio.run(_serve(settings))
+
+
+async def _supervise(settings: config.Settings) -> int:
+    from router.supervise.supervisor import CannotServe, serve
+
+    try:
+        await serve(settings)
+    except CannotServe as error:
+        sys.stderr.write(f"mmrouter serve: {error}\n")
+        return 1
+    return 0
 
 
 async def _serve(settings: config.Settings) -> int:

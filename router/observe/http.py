@@ -9,7 +9,7 @@ from aiohttp import web
 from router.observe.metrics import Metrics
 
 # The page has its own style, and nothing else to load or run.
-_PAGE_HEADERS = {
+PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
     "Cache-Control": "no-store",
 }
@@ -32,7 +32,7 @@ class HttpFace:
         self.address = ""
 
     async def start(self, address: str) -> None:
-        """Binds HOST:PORT. Raises OSError when that is not possible."""
+        """Binds HOST:PORT or unix:PATH. Raises OSError when that is not possible."""
         app = web.Application()
         app.add_routes(
             [
@@ -43,12 +43,8 @@ class HttpFace:
                 web.get("/", self._serve_statusz),
             ]
         )
-        host, _, port = address.rpartition(":")
         self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, host.strip("[]") or None, int(port)).start()
-        bound = self._runner.addresses[0]
-        self.address = f"{host or '0.0.0.0'}:{bound[1]}"
+        self.address = await listen(self._runner, address)
 
     async def stop(self) -> None:
         """Closes the listener."""
@@ -69,4 +65,15 @@ class HttpFace:
         return web.Response(status=503, text=f"{why_not}\n")
 
     async def _serve_statusz(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._status(), content_type="text/html", headers=_PAGE_HEADERS)
+        return web.Response(text=self._status(), content_type="text/html", headers=PAGE_HEADERS)
+
+
+async def listen(runner: web.AppRunner, address: str) -> str:
+    """Serves on HOST:PORT or unix:PATH; the address with its real port. Raises OSError."""
+    await runner.setup()
+    if address.startswith("unix:"):
+        await web.UnixSite(runner, address.removeprefix("unix:")).start()
+        return address
+    host, _, port = address.rpartition(":")
+    await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
+    return f"{host or '0.0.0.0'}:{runner.addresses[0][1]}"

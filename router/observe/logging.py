@@ -104,6 +104,11 @@ def bind_request(request_id: str) -> None:
     structlog.contextvars.bind_contextvars(request=request_id[:_MAX_ID])
 
 
+def bind_process(number: int) -> None:
+    """Every further line of this process carries its number among its siblings."""
+    structlog.contextvars.bind_contextvars(process=number)
+
+
 def bind_trace(trace_id: str) -> None:
     """Every further line of this task, and of those that it starts, carries the trace's id."""
     structlog.contextvars.bind_contextvars(trace=trace_id)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _log = get_logger("admin")
 
-_ROLES = {
+ROLES = {
     admin.WORKER_ROLE_UNSPECIFIED: Role.BOTH,
     admin.BOTH: Role.BOTH,
     admin.PREFILL: Role.PREFILL,
@@ -53,7 +53,7 @@ class AdminService(router_pb2_grpc.RouterAdminServicer):
             address = worker_address(request.address)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        role = _ROLES.get(request.role, Role.BOTH)
+        role = ROLES.get(request.role, Role.BOTH)
         try:
             worker = self._fleet.add(address, role=role, labels=dict(request.labels))
         except ValueError as error:

@@ -17,6 +17,7 @@ from router.fleet.worker import Worker, WorkerState
 from router.observe.logging import get_logger
 from router.request.pipeline import Pipeline
 from router.request.relay import being_cancelled
+from router.rpc.siblings import Siblings
 from router.wire import common, engine
 
 _log = get_logger("fleet")
@@ -29,13 +30,21 @@ _PROFILE_TIMEOUT = 60.0
 class FleetView:
     """Answers for a fleet in the words of one worker.
 
-    `schemes` are the URL schemes whose media the router can take in.
+    `schemes` are the URL schemes whose media the router can take in,
+    `siblings` the other processes on the same port, if there are any.
     """
 
-    def __init__(self, registry: Registry, pipeline: Pipeline, schemes: Sequence[str]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        pipeline: Pipeline,
+        schemes: Sequence[str],
+        siblings: Siblings | None = None,
+    ) -> None:
         self._registry = registry
         self._pipeline = pipeline
         self._schemes = tuple(schemes)
+        self._siblings = siblings
         self._began = time.monotonic()
 
     async def health(self, _: engine.HealthCheckRequest, model: str) -> engine.HealthCheckResponse:
@@ -117,8 +126,14 @@ class FleetView:
 
     async def abort(self, request: engine.AbortRequest, model: str) -> engine.AbortResponse:
         """Ends the requests with these ids at whichever worker they run; unknown ids are fine."""
-        await asyncio.gather(*(self._pipeline.abort(one) for one in set(request.request_ids)))
+        await self.abort_here(request)
+        if self._siblings is not None:
+            await self._siblings.abort(request)
         return engine.AbortResponse()
+
+    async def abort_here(self, request: engine.AbortRequest) -> None:
+        """Ends those of the requests that this process has."""
+        await asyncio.gather(*(self._pipeline.abort(one) for one in set(request.request_ids)))
 
     async def flush_cache(
         self, request: common.FlushCacheRequest, model: str

@@ -1,0 +1,54 @@
+"""One of several router processes; started by their supervisor and by nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+
+from router.config import Settings
+from router.observe import logging
+from router.supervise.place import Place, heard
+
+
+def main() -> int:
+    """Serves until SIGTERM, or until the supervisor is gone. 0: stopped, 1: could not start."""
+    # Media decoders that we start inherit standard input: the supervisor's pipe is ours alone.
+    supervisor = os.fdopen(os.dup(0), "rb", buffering=0)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    line = supervisor.readline()
+    if not line:
+        return 0  # it died before it had told us anything
+    place, settings = heard(line)
+    logging.configure(settings.log_format, settings.log_level)
+    logging.bind_process(place.number)
+    return asyncio.run(_serve(settings, place, supervisor.fileno()))
+
+
+async def _serve(settings: Settings, place: Place, supervisor: int) -> int:
+    from router.app import App
+    from router.rooms import CannotStart
+
+    loop = asyncio.get_running_loop()
+    try:
+        app = App(settings, place)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, app.stop)
+
+        def gone() -> None:
+            # Nothing more is said on it, so this is its end.
+            loop.remove_reader(supervisor)
+            app.stop()
+
+        loop.add_reader(supervisor, gone)
+        await app.run()
+    except CannotStart as error:
+        sys.stderr.write(f"mmrouter serve: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
