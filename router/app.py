@@ -17,6 +17,7 @@ from router.fleet.discovery.reconcile import Reconciler
 from router.fleet.discovery.sources import discoveries
 from router.fleet.fleet import Fleet
 from router.fleet.registry import Registry
+from router.kernels import compile_apart
 from router.media.gauges import media_gauges
 from router.media.intake import MediaIntake
 from router.observe.http import HttpFace
@@ -24,7 +25,8 @@ from router.observe.lag import watch_loop_lag
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.observe.statusz import page
-from router.policy.registry import policy_named
+from router.prefix.gauges import prefix_gauges
+from router.prefix.warm import compile_ahead
 from router.request.admission import Admission
 from router.request.decide import Decider, DecideSettings
 from router.request.disagg import Pairs, PairSettings
@@ -34,6 +36,7 @@ from router.request.gauges import request_gauges
 from router.request.pipeline import Pipeline, PipelineSettings
 from router.request.prepare import Preparer
 from router.request.relay import Limits
+from router.request.residents import Residents
 from router.request.retry import RetryBudget, RetrySettings
 from router.request.select import OverloadRule
 from router.rooms import (
@@ -44,6 +47,7 @@ from router.rooms import (
     channel_settings,
     is_loopback,
     media_limits,
+    policies_of,
     probe_settings,
     server_options,
     shared_memory,
@@ -125,9 +129,11 @@ class App:
             self.metrics.queue_wait.observe,
         )
         budget = RetryBudget(settings.retry_budget, settings.retry_budget_ratio)
+        self.residents = Residents(self.registry, reread_interval=settings.metadata_interval)
+        self.policies = policies_of(settings, self.residents, self.metrics)
         self.dispatcher = Dispatcher(
             self.fleet,
-            policy_named(settings.policy),
+            self.policies,
             self.metrics,
             retry=RetrySettings(max_attempts=settings.retry_max_attempts),
             budget=budget,
@@ -149,6 +155,7 @@ class App:
         self.pipeline = Pipeline(
             Decider(
                 self.registry,
+                self.policies,
                 DecideSettings(
                     settings.mm_processing,
                     settings.allow_mm_override,
@@ -179,6 +186,7 @@ class App:
         self.metrics.show(
             [
                 *media_gauges(self._intake),
+                *prefix_gauges(self.residents.indexes, self.residents.readers),
                 *request_gauges(self.admission, budget),
                 backend_gauge(self._backend),
             ]
@@ -192,6 +200,8 @@ class App:
 
     async def run(self) -> None:
         """Serves until stopped. Raises `CannotStart`."""
+        # Before the listener opens: what calls make must stay in the collector's sight.
+        _settle_heap()
         async with AsyncExitStack() as stack:
             if self._shared is not None:
                 stack.callback(self._shared.close)
@@ -201,20 +211,25 @@ class App:
             simulated = await stack.enter_async_context(self._simulated())
             stack.push_async_callback(self.fleet.close)
             stack.push_async_callback(self.dispatcher.close)
+            stack.push_async_callback(self.residents.close)
             late = await stack.enter_async_context(self._among_siblings())
             if late is None:
                 server = await stack.enter_async_context(self._grpc())
             self.registry.listen(self._publish_health)
             await stack.enter_async_context(self._discovering(simulated))
-            # Compiling takes seconds on a first start: not on the loop, and before readiness.
-            await asyncio.to_thread(self._backend.warm_up)
-            _settle_heap()
-            self._warm = True
+            # Before readiness: compiling takes up to a minute on a first start.
+            await compile_apart(self._stop)
+            if not self._stop.is_set():
+                await asyncio.to_thread(self._backend.warm_up)
+                if self.policies.may_score_prefixes:
+                    await asyncio.to_thread(compile_ahead)
+                    self.residents.start(self.policies)
+                self._warm = True
             self._publish_health()
             if late is not None:
                 await late()
                 server = await stack.enter_async_context(self._grpc())
-                self._publish_health()
+            self._publish_health()
             self._announce()
             await self._stop.wait()
             await self._drain(server)

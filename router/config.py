@@ -16,7 +16,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AliasChoices,
+    BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -41,6 +43,36 @@ def _split(value: object) -> object:
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+
+
+PolicyName = Literal[
+    "round_robin", "random", "power_of_two", "least_load", "consistent_hash", "prefix"
+]
+
+
+class ModelSettings(BaseModel):
+    """What one model has its own: a table `[models."NAME"]` of the file.
+
+    Each key means what the setting of the same name means; None says nothing.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    policy: PolicyName | None = None
+    prefix_credit: float | None = Field(None, ge=0)
+    prefill_weight: float | None = Field(None, ge=0)
+    wait_weight: float | None = Field(None, ge=0)
+    crowd_weight: float | None = Field(None, ge=0)
+    spill_wait: Duration | None = Field(None, ge=0)
+    silence_veto: Duration | None = Field(None, ge=0)
+    prefix_temperature: float | None = Field(None, ge=0)
+    event_bridge: Duration | None = Field(None, ge=0)
+    approximate_ttl: Duration | None = Field(None, ge=0)
+    hash_load_factor: float | None = Field(None, ge=1)
+
+
+# Fields that are tables, which no flag can give.
+TABLES = frozenset({"models"})
 
 
 class ConfigError(ValueError):
@@ -192,8 +224,71 @@ class Settings(BaseSettings):
     allow_mm_override: bool = Field(
         False, description="honour a request's own choice of mm_processing"
     )
-    policy: Literal["round_robin", "random", "power_of_two", "least_load"] = Field(
+    policy: PolicyName = Field(
         "round_robin", description="how one of several admissible workers is chosen"
+    )
+    prefix_credit: float = Field(
+        1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="share of a cached prompt token's work that policy prefix counts as saved; 0 "
+        "ignores prefixes, and spares all work for them",
+    )
+    prefill_weight: float = Field(
+        1.5,
+        ge=0,
+        allow_inf_nan=False,
+        description="what a second of a request's own prompt work counts with policy prefix",
+    )
+    wait_weight: float = Field(
+        1.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="what a second of waiting counts with policy prefix",
+    )
+    crowd_weight: float = Field(
+        0.01,
+        ge=0,
+        allow_inf_nan=False,
+        description="what a context token in flight counts of a prompt token with policy prefix",
+    )
+    spill_wait: Duration = Field(
+        5.0,
+        ge=0,
+        description="how much longer than at the least busy worker a request may wait for the "
+        "sake of its prefix",
+    )
+    silence_veto: Duration = Field(
+        3.0,
+        ge=0,
+        description="time without output, in spite of work, after which policy prefix leaves a "
+        "worker out while others are there",
+    )
+    prefix_temperature: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="above 0, policy prefix draws among workers by their costs",
+    )
+    event_bridge: Duration = Field(
+        30.0,
+        ge=0,
+        description="how long our own choice counts as a cached prefix at a worker that reports "
+        "its blocks",
+    )
+    approximate_ttl: Duration = Field(
+        120.0, ge=0, description="the same at a worker that does not; every use renews it"
+    )
+    hash_load_factor: float = Field(
+        1.25,
+        ge=1,
+        allow_inf_nan=False,
+        description="expected wait, relative to the mean, up to which a worker keeps its keys "
+        "with policy consistent_hash",
+    )
+    models: dict[str, ModelSettings] = Field(
+        default_factory=dict,
+        description='what single models have their own, as tables [models."NAME"]',
     )
     allow_transfer_params: bool = Field(
         False, description="accept kv_transfer_params and data_parallel_rank from clients"
@@ -433,8 +528,9 @@ def _init_name(field: str) -> str:
 
 
 def _problem(error: Any) -> str:
-    name = str(error["loc"][0]) if error["loc"] else ""
-    name = name.removeprefix("MMROUTER_").lower()
+    first, *rest = [str(part) for part in error["loc"]] or [""]
+    # Names of models are as they are.
+    name = ".".join([first.removeprefix("MMROUTER_").lower(), *rest])
     message = str(error["msg"]).removeprefix("Value error, ")
     return f"{name}: {message}" if name else message
 
@@ -442,6 +538,8 @@ def _problem(error: Any) -> str:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """A flag `--a-b` for each field, unset unless given."""
     for name, info in Settings.model_fields.items():
+        if name in TABLES:
+            continue
         flag = f"--{name.replace('_', '-')}"
         text = info.description or ""
         kind = _plain(info.annotation)

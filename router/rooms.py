@@ -5,16 +5,24 @@ from __future__ import annotations
 import ipaddress
 import os
 from pathlib import Path
+from typing import cast
 
 from router.config import Settings
 from router.fleet.breaker import BreakerSettings
 from router.fleet.channel import ChannelSettings
+from router.fleet.pressure import Pressure
 from router.fleet.probe import ProbeSettings
+from router.fleet.worker import Worker
 from router.media.limits import FetchLimits, MediaLimits, VideoLimits
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.observe.snapshot import Source
 from router.observe.tracing import Tracing
+from router.policy.base import Candidate, Policy
+from router.policy.models import Policies
+from router.policy.registry import make_policy
+from router.policy.settings import PolicyOverride, PolicySettings
+from router.request.residents import Residents
 from router.request.shm import SharedMemory, namespace_id
 from router.rpc.security import Security
 from router.vision.backend.base import Backend
@@ -63,6 +71,43 @@ def breaker_settings(settings: Settings) -> BreakerSettings:
         settings.breaker_open_for,
         settings.breaker_probes,
     )
+
+
+def policy_settings(settings: Settings) -> PolicySettings:
+    return PolicySettings(
+        settings.policy,
+        settings.prefix_credit,
+        settings.prefill_weight,
+        settings.wait_weight,
+        settings.crowd_weight,
+        settings.spill_wait,
+        settings.silence_veto,
+        settings.prefix_temperature,
+        settings.event_bridge,
+        settings.approximate_ttl,
+        settings.hash_load_factor,
+    )
+
+
+def policy_overrides(settings: Settings) -> dict[str, PolicyOverride]:
+    """What single models have their own, by their served names."""
+    return {name: PolicyOverride(**own.model_dump()) for name, own in settings.models.items()}
+
+
+def policies_of(settings: Settings, residents: Residents, metrics: Metrics) -> Policies:
+    """One policy a model, over the fleet's workers."""
+
+    def pressure(candidate: Candidate) -> Pressure:
+        return cast("Worker", candidate).pressure
+
+    def make(model: str, own: PolicySettings) -> Policy:
+        def chosen(asked: int, matched: float) -> None:
+            metrics.prefix_blocks_asked.labels(model).inc(asked)
+            metrics.prefix_blocks_matched.labels(model).inc(matched)
+
+        return make_policy(own, resident=residents.of, pressure=pressure, on_choice=chosen)
+
+    return Policies(policy_settings(settings), make, policy_overrides(settings))
 
 
 def probe_settings(settings: Settings) -> ProbeSettings:

@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from router.config import ConfigError, Settings, add_flags, flags_of, load, worker_address
+from router.config import (
+    TABLES,
+    ConfigError,
+    Settings,
+    add_flags,
+    flags_of,
+    load,
+    worker_address,
+)
+from router.policy.settings import PolicyOverride, PolicySettings
+from router.rooms import policy_overrides, policy_settings
 
 
 @pytest.fixture(autouse=True)
@@ -210,7 +220,57 @@ def test_every_setting_has_its_flag_and_only_given_ones_are_read() -> None:
     parser = argparse.ArgumentParser()
     add_flags(parser)
     flags = {flag for action in parser._actions for flag in action.option_strings}
-    for field in Settings.model_fields:
+    for field in Settings.model_fields.keys() - TABLES:
         assert f"--{field.replace('_', '-')}" in flags
     assert flags_of(parser.parse_args([])) == {}
     parser.format_help()
+
+
+# -- Policies
+
+
+def test_the_policy_room_is_told_all_of_its_settings() -> None:
+    assert policy_settings(load({})) == PolicySettings()
+    told = {
+        "policy": "prefix",
+        "prefix_credit": 0.25,
+        "prefill_weight": 2.0,
+        "wait_weight": 3.0,
+        "crowd_weight": 4.0,
+        "spill_wait": 6.0,
+        "silence_veto": 7.0,
+        "prefix_temperature": 8.0,
+        "event_bridge": 9.0,
+        "approximate_ttl": 10.0,
+        "hash_load_factor": 11.0,
+    }
+    assert policy_settings(load(told)) == PolicySettings(**told)  # type: ignore[arg-type]
+
+
+def test_a_table_of_the_file_says_what_one_model_has_its_own(file: Any) -> None:
+    path = file(
+        'policy = "prefix"\n'
+        '[models."Qwen/Qwen3-VL-8B"]\npolicy = "least_load"\n'
+        '[models.small]\nprefix_credit = 0\nspill_wait = "500ms"\n'
+    )
+    settings = load({}, path)
+    assert settings.policy == "prefix"
+    assert policy_overrides(settings) == {
+        "Qwen/Qwen3-VL-8B": PolicyOverride(policy="least_load"),
+        "small": PolicyOverride(prefix_credit=0, spill_wait=0.5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("table", "named"),
+    [
+        ("color = 1", "models.A/b.color"),
+        ('policy = "fastest"', "models.A/b.policy"),
+        ("prefix_credit = -1", "models.A/b.prefix_credit"),
+        ("hash_load_factor = 0.5", "models.A/b.hash_load_factor"),
+        ("prefix_credit = nan", "models.A/b.prefix_credit"),
+    ],
+)
+def test_a_mistake_in_a_models_table_is_named(file: Any, table: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{named}: "):
+        load({}, file(f'[models."A/b"]\n{table}\n'))

@@ -17,7 +17,7 @@ from router.wire import admin
 from router.wire.router_pb2_grpc import RouterAdminStub
 
 _ITEM_HEADER = ("ITEM", "KIND", "SOURCE", "SIZE", "TOKENS", "FORWARDABLE")
-_WORKER_HEADER = ("WORKER", "ADMITTED", "IN FLIGHT", "CAUSE")
+_WORKER_HEADER = ("WORKER", "ADMITTED", "IN FLIGHT", "COST", "CACHED", "CAUSE")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,6 +62,7 @@ def lines(explained: admin.ExplainResponse) -> Iterator[str]:
     expanded = f", about {estimate} with media expanded" if explained.items else ""
     yield f"prompt    {explained.prompt_tokens} tokens{expanded}"
     yield f"policy    {explained.policy}"
+    yield f"prefixes  {explained.prefixes}"
     yield f"picked    {explained.picked or 'nobody is admissible'}"
     if explained.items:
         yield "\n" + table.render(_ITEM_HEADER, [_item(item) for item in explained.items])
@@ -85,4 +86,6 @@ def _item(item: admin.ExplainedItem) -> tuple[str, ...]:
 
 def _worker(worker: admin.ExplainedWorker) -> tuple[str, ...]:
     admitted = "yes" if worker.admitted else "no"
-    return (worker.address, admitted, str(worker.load.in_flight), worker.cause)
+    cost = f"{worker.cost:.3f}s" if worker.HasField("cost") else ""
+    cached = f"{worker.matched_blocks} blocks" if worker.HasField("matched_blocks") else ""
+    return (worker.address, admitted, str(worker.load.in_flight), cost, cached, worker.cause)

@@ -29,7 +29,14 @@ class TokenCounter:
         Blocks, for long texts in proportion to their length, so a text that
         cannot fit whatever its tokens are is not tokenised at all.
         """
-        least = len(text) // max(1, self._longest)
-        if least > enough:
-            return least
-        return len(self._tokenizer.encode(text).ids)
+        ids = self.ids(text, enough=enough)
+        return len(text) // max(1, self._longest) if ids is None else len(ids)
+
+    def ids(self, text: str, *, enough: int) -> list[int] | None:
+        """The tokens of `text`, as the model's workers see it; None where they are surely
+        more than `enough`. Blocks like `count`.
+        """
+        if len(text) // max(1, self._longest) > enough:
+            return None
+        found: list[int] = self._tokenizer.encode(text).ids
+        return found

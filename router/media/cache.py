@@ -18,7 +18,7 @@ from router.media.budget import Amount, Budget, Reservation
 from router.media.download import Validators
 from router.media.fetch import Fetcher, Response
 from router.media.flight import SingleFlight
-from router.media.signed import without_signature
+from router.media.signed import object_name
 from router.media.store import Counters, Store
 from router.media.url import MediaUrl
 
@@ -185,7 +185,7 @@ class ContentCache:
 
 
 def _key(url: MediaUrl) -> Hashable:
-    return ("url", url.scheme, url.netloc, without_signature(url.target))
+    return ("url", object_name(url))
 
 
 def _usable(kept: _Kept, url: MediaUrl) -> Validators:

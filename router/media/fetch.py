@@ -134,6 +134,28 @@ class Fetcher:
         except TimeoutError:
             raise timed_out(url, index, timeout) from None
 
+    async def beginning(self, url: MediaUrl, *, index: int, nbytes: int) -> bytes:
+        """At most the first `nbytes` of a reference, which may be all that is transferred.
+
+        Redirects are followed and hosts judged as for a download; there is no
+        second attempt and no timeout. Raises Fault as `fetch`.
+        """
+        headers = {"Range": f"bytes=0-{nbytes - 1}"}
+        for _ in range(self._limits.max_redirects + 1):
+            self.judge(url, index)
+            try:
+                async with self._exchange(url, index, headers) as response:
+                    location = response.headers.get("Location")
+                    if response.status not in _REDIRECTS or location is None:
+                        if response.status not in (200, 206):
+                            raise failed(url, index, f"it answered {response.status}")
+                        # A host that knows no ranges sends all of it: leaving ends that.
+                        return await _first(response, nbytes)
+            except Retry as failure:
+                raise failed(url, index, str(failure)) from None
+            url = join(url, location, index=index)
+        raise failed(url, index, f"it redirects more than {self._limits.max_redirects} times")
+
     async def _with_retries(self, download: Download) -> Response:
         for attempt in range(self._limits.retries + 1):
             try:
@@ -149,7 +171,7 @@ class Fetcher:
         url, index = download.url, download.index
         for hop in range(self._limits.max_redirects + 1):
             self.judge(url, index)
-            async with self._exchange(url, download) as response:
+            async with self._exchange(url, index, download.conditions()) as response:
                 location = response.headers.get("Location")
                 if response.status not in _REDIRECTS or location is None:
                     received = await self._receive(response, url, download)
@@ -159,34 +181,33 @@ class Fetcher:
 
     @asynccontextmanager
     async def _exchange(
-        self, url: MediaUrl, download: Download
+        self, url: MediaUrl, index: int, headers: dict[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """One request and its answer, with the client library's errors made ours."""
         proxy = self._proxy(url)
-        headers = {"Accept-Encoding": "identity", **download.conditions()}
         try:
             async with self._session(proxy).get(
                 # `encoded` keeps path and query as they are: a signature covers them.
                 URL(url.dialled, encoded=True),
-                headers=headers,
+                headers={"Accept-Encoding": "identity", **headers},
                 allow_redirects=False,
                 proxy=proxy,
             ) as response:
                 yield response
         except HostForbidden:
-            raise forbidden(url, download.index) from None
+            raise forbidden(url, index) from None
         except HostUnknown:
-            raise failed(url, download.index, "its name cannot be resolved") from None
+            raise failed(url, index, "its name cannot be resolved") from None
         except (HostSilent, aiohttp.ServerTimeoutError):
-            raise timed_out(url, download.index, self._limits.connect_timeout) from None
+            raise timed_out(url, index, self._limits.connect_timeout) from None
         except aiohttp.ClientSSLError:
-            raise failed(url, download.index, "it offers no trustworthy TLS") from None
+            raise failed(url, index, "it offers no trustworthy TLS") from None
         except aiohttp.ClientConnectorError:
-            raise failed(url, download.index, "it refuses connections") from None
+            raise failed(url, index, "it refuses connections") from None
         except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
             raise Retry("the connection broke") from None
         except aiohttp.ClientError:
-            raise failed(url, download.index, "its answer is not valid HTTP") from None
+            raise failed(url, index, "its answer is not valid HTTP") from None
 
     async def _receive(
         self, response: aiohttp.ClientResponse, url: MediaUrl, download: Download
@@ -251,3 +272,13 @@ def _response(data: bytes | None, response: aiohttp.ClientResponse) -> Response:
         cache_control=headers.get("Cache-Control", ""),
         age=int(age) if age.isascii() and age.isdigit() else 0,
     )
+
+
+async def _first(response: aiohttp.ClientResponse, nbytes: int) -> bytes:
+    data = b""
+    while len(data) < nbytes:
+        piece = await response.content.read(nbytes - len(data))
+        if not piece:
+            break
+        data += piece
+    return data

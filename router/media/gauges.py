@@ -13,11 +13,12 @@ def media_gauges(intake: MediaIntake) -> list[Source]:
     return [
         Source(
             "router_media_cache_requests",
-            "Look-ups of downloads by URL and of finished tensors by content. `revalidated` are "
-            "those misses that the host confirmed with 304.",
+            "Look-ups of downloads by URL, finished tensors by content and picture sizes by URL. "
+            "`revalidated` are those misses that the host confirmed with 304.",
             lambda: [
                 *_of_cache("url", intake.downloads.counters),
                 *_of_cache("content", intake.contents.counters),
+                *_of_cache("size", intake.sizes.counters),
             ],
             ("cache", "result"),
             counter=True,

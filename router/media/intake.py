@@ -15,16 +15,16 @@ from router.media.budget import Amount, Budget
 from router.media.cache import ContentCache, UrlCache
 from router.media.decoder import Decoder
 from router.media.fetch import Fetcher
-from router.media.header import ImageHeader
 from router.media.limits import MediaLimits
 from router.media.pool import PixelPool
-from router.media.reader import Reader
+from router.media.reader import Digest, Glance, Reader
 from router.media.resolve import PublicResolver
+from router.media.sizes import Sizes
 from router.media.source import MediaSource
 from router.media.store import Store
 from router.media.ticket import Blob, Clip, Ticket
 
-__all__ = ["Blob", "Clip", "MediaIntake", "MediaSource", "Ticket"]
+__all__ = ["Blob", "Clip", "Glance", "MediaIntake", "MediaSource", "Ticket"]
 
 
 class MediaIntake:
@@ -63,8 +63,11 @@ class MediaIntake:
             ),
         )
         self.downloads = UrlCache(self.store, self._fetcher, self.budget)
+        self.sizes = Sizes(self._fetcher)
         self.decoder = Decoder(limits, self._pool)
-        self._reader = Reader(limits, self.budget, self._pool, self._fetcher, self.downloads)
+        self._reader = Reader(
+            limits, self.budget, self._pool, self._fetcher, self.downloads, self.sizes
+        )
 
     async def warm_up(self) -> None:
         """Makes now what is otherwise made with the first item: session, decoder process."""
@@ -74,23 +77,33 @@ class MediaIntake:
     async def close(self) -> None:
         """Ends downloads, decoder processes and threads, in this order."""
         await self.downloads.close()
+        await self.sizes.close()
         await self.contents.close()
         await self._fetcher.close()
         await self.decoder.close()
         await self._pool.close()
 
-    async def judge(self, source: MediaSource, index: int) -> ImageHeader | None:
+    async def judge(
+        self,
+        source: MediaSource,
+        index: int,
+        *,
+        measure: bool = False,
+        digest: Digest | None = None,
+    ) -> Glance:
         """Everything a reference must pass before it is forwarded to a worker; fetches nothing.
 
         The shape of the URL, its scheme, the allowed domains, every address of its
         host; for data: the length, the base64 and the kind and size of what it
-        holds, for file: the root. Returns the header of an image that came in a
-        data: URL. Raises Fault MEDIA_FORMAT_UNSUPPORTED, MEDIA_URL_INVALID,
+        holds, for file: the root. With `measure` the first bytes of a remote image
+        are asked for, to learn its size; that this fails is no fault. With
+        `digest` the result has a name for what is referred to. Raises Fault
+        MEDIA_FORMAT_UNSUPPORTED, MEDIA_URL_INVALID,
         MEDIA_SCHEME_UNSUPPORTED, MEDIA_HOST_FORBIDDEN, MEDIA_REF_TOO_LARGE,
         MEDIA_TOO_LARGE, MEDIA_DECODE_FAILED, FILE_FORBIDDEN, MEDIA_NOT_FOUND,
         MEDIA_FETCH_FAILED, MEDIA_FETCH_TIMEOUT.
         """
-        return await self._reader.judge(source, index)
+        return await self._reader.judge(source, index, measure=measure, digest=digest)
 
     @asynccontextmanager
     async def ticket(self) -> AsyncIterator[Ticket]:

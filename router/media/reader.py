@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from router.faults import Fault, Reason
 from router.media import dataurl, localfile
 from router.media.budget import Amount, Budget, Reservation
 from router.media.cache import Held, UrlCache
 from router.media.fetch import Fetcher
-from router.media.header import ImageHeader
 from router.media.limits import MediaLimits
 from router.media.pool import PixelPool
+from router.media.signed import object_name
+from router.media.sizes import Sizes
 from router.media.sniff import sniff
 from router.media.source import MediaSource
 from router.media.url import MediaUrl, parse
@@ -17,6 +21,26 @@ from router.media.video import check_container
 
 # Below this, base64 takes less time than the way to a thread and back.
 _SMALL = 32 * 1024
+
+
+# Names content by its bytes.
+Digest = Callable[[bytes], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Glance:
+    """What can be said of a reference without fetching it.
+
+    `size` is an image's upright (width, height), and `certain` says that it
+    is the very image's, which was at hand. `name` is that of the content where
+    it was at hand (`named_by_content`), else that of the reference without
+    its signature; empty where nobody asked for it.
+    """
+
+    size: tuple[int, int] | None = None
+    certain: bool = False
+    name: str = ""
+    named_by_content: bool = False
 
 
 class Reader:
@@ -29,18 +53,21 @@ class Reader:
         pool: PixelPool,
         fetcher: Fetcher,
         downloads: UrlCache,
+        sizes: Sizes,
     ) -> None:
         self._limits = limits
         self._budget = budget
         self._pool = pool
         self._fetcher = fetcher
         self._downloads = downloads
+        self._sizes = sizes
 
-    async def judge(self, source: MediaSource, index: int) -> ImageHeader | None:
-        """Everything `read` would refuse before it fetches, and the header of an image at hand.
+    async def judge(
+        self, source: MediaSource, index: int, *, measure: bool, digest: Digest | None
+    ) -> Glance:
+        """Everything `read` would refuse before it fetches, and what can be seen by then.
 
-        The header is that of an image in a data: URL; what lies elsewhere is
-        not read. Raises Fault.
+        See `MediaIntake.judge`. Raises Fault.
         """
         if source.url is None:
             raise Fault.of_item(
@@ -51,27 +78,36 @@ class Reader:
             dataurl.check_length(url, limit=self._limits.max_data_url_bytes, index=index)
             data = await self._decode(url, index)
             _check_size(len(data), self._max_bytes(source), index)
+            size = None
             if source.modality == "image":
                 limits = self._limits
-                return sniff(
+                header = sniff(
                     data, max_pixels=limits.max_pixels, index=index, formats=limits.formats
                 )
-            check_container(data, index=index)
-        elif url.scheme == "file":
-            size = await self._pool.run(
+                size = header.width, header.height
+            else:
+                check_container(data, index=index)
+            name = await self._digest(digest, data) if digest is not None else ""
+            return Glance(size, size is not None, name, named_by_content=bool(name))
+        if url.scheme == "file":
+            nbytes = await self._pool.run(
                 (), localfile.size, self._limits.local_root, url, index=index
             )
-            _check_size(size, self._max_bytes(source), index)
-        else:
-            if not url.ascii_host:
-                # The worker would translate the name by rules of its own.
-                raise Fault.of_item(
-                    Reason.MEDIA_URL_INVALID,
-                    index,
-                    "a host that a worker is to ask must be given in its ASCII (xn--) form",
-                )
-            await self._fetcher.judge_addresses(url, index)
-        return None
+            _check_size(nbytes, self._max_bytes(source), index)
+            return Glance(name=source.url if digest is not None else "")
+        if not url.ascii_host:
+            # The worker would translate the name by rules of its own.
+            raise Fault.of_item(
+                Reason.MEDIA_URL_INVALID,
+                index,
+                "a host that a worker is to ask must be given in its ASCII (xn--) form",
+            )
+        await self._fetcher.judge_addresses(url, index)
+        asks = measure and source.modality == "image"
+        return Glance(
+            size=await self._sizes.get(url, index=index) if asks else None,
+            name=object_name(url) if digest is not None else "",
+        )
 
     async def read(self, source: MediaSource, index: int) -> Held:
         """The whole item; the caller releases the reservation. Raises Fault."""
@@ -116,6 +152,11 @@ class Reader:
         if len(url.text) <= _SMALL:
             return dataurl.decode(url, index=index)
         return await self._pool.run(held, dataurl.decode, url, index=index)
+
+    async def _digest(self, digest: Digest, data: bytes) -> str:
+        if len(data) <= _SMALL:
+            return digest(data)
+        return await self._pool.run((), digest, data)
 
     async def _file(
         self, url: MediaUrl, source: MediaSource, index: int, reservation: Reservation

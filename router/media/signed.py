@@ -7,6 +7,8 @@ Storage, Azure SAS and Alibaba OSS.
 
 from __future__ import annotations
 
+from router.media.url import MediaUrl
+
 _PROOFS = frozenset({"x-amz-signature", "x-goog-signature", "x-oss-signature", "signature", "sig"})
 _AROUND = frozenset(
     {
@@ -40,3 +42,8 @@ def without_signature(target: str) -> str:
         if name not in _PROOFS and name not in _AROUND
     ]
     return path + question + "&".join(kept) if kept else path
+
+
+def object_name(url: MediaUrl) -> str:
+    """A remote reference without its signature: the same for the same object."""
+    return f"{url.scheme}://{url.netloc}{without_signature(url.target)}"

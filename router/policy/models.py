@@ -9,6 +9,7 @@ from router.policy.settings import (
     PolicyOverride,
     PolicySettings,
     effective,
+    prefix_verdict,
     uses_prefix_overlap,
     uses_prompt_length,
 )
@@ -51,6 +52,10 @@ class Policies:
     def uses_prompt_length(self, model: str, *, prefix_credit: float | None = None) -> bool:
         """As `settings.uses_prompt_length`, for such a request."""
         return uses_prompt_length(self.settings(model, prefix_credit=prefix_credit))
+
+    def prefix_verdict(self, model: str, *, prefix_credit: float | None = None) -> str:
+        """As `settings.prefix_verdict`, for such a request."""
+        return prefix_verdict(self.settings(model, prefix_credit=prefix_credit))
 
     @property
     def may_score_prefixes(self) -> bool:

@@ -62,9 +62,12 @@ class Subscription:
         self._sleep = sleep
         self._rng = rng or random.Random()
         self._pause = self._settings.first_pause
+        self._told_unavailable = False
 
     async def run(self) -> None:
         """Follows the stream until it is cancelled or the worker has no events to give.
+
+        It may be called again when the worker may have some.
 
         What was reported is kept while the stream is down: the numbers of the
         next one tell whether it is still true.
@@ -75,7 +78,9 @@ class Subscription:
             except StreamEnded as end:
                 reason = str(end)
                 if end.code == "UNIMPLEMENTED":
-                    _log.info("kv_events_unavailable", worker=self._name, index="approximate")
+                    if not self._told_unavailable:
+                        _log.info("kv_events_unavailable", worker=self._name, index="approximate")
+                    self._told_unavailable = True
                     return
                 if end.code in ("DATA_LOSS", "OUT_OF_RANGE"):
                     for rank in self.reader.lost():

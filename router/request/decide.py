@@ -13,7 +13,9 @@ from router.fleet.model import Model
 from router.fleet.registry import Registry
 from router.fleet.role import effective_role
 from router.fleet.worker import Role, Worker, WorkerState
+from router.policy.models import Policies
 from router.request.constraint import WireConstraint, wanted_pixels
+from router.request.interest import Interest, interest
 from router.request.pair import is_disaggregated
 from router.request.plan import MediaPlan, plan
 from router.request.prepared import Prepared
@@ -48,6 +50,7 @@ class Decided:
     files: Model | None
     plan: MediaPlan
     resolution: Resolution
+    interest: Interest
 
     @cached_property
     def pairs(self) -> bool:
@@ -74,8 +77,9 @@ class Decided:
 class Decider:
     """Decides over the workers that are registered at the moment."""
 
-    def __init__(self, registry: Registry, settings: DecideSettings) -> None:
+    def __init__(self, registry: Registry, policies: Policies, settings: DecideSettings) -> None:
         self._registry = registry
+        self._policies = policies
         self._settings = settings
 
     def decide(self, request: engine.GenerateRequest, model: str, record: Record) -> Decided:
@@ -92,7 +96,8 @@ class Decider:
         resolution = record.resolution = resolve(
             media, _view(workers, files), self._settings.mm_processing, override
         )
-        return Decided(name, workers, files, media, resolution)
+        wanted = interest(self._policies, name, request.router)
+        return Decided(name, workers, files, media, resolution, wanted)
 
     def first_constraint(self, decided: Decided) -> WireConstraint:
         """What is known of the constraint before any media is fetched."""

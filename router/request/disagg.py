@@ -131,7 +131,8 @@ class Pairs:
         ) -> tuple[AttemptFailed | None, frozenset[Worker]]:
             with self._dispatcher.tracing.step("select"):
                 pair = self.pairing.reserve(order.constraint, order.view, tried)
-            for policy, leg in zip(self.pairing.policies, ("prefill", "decode"), strict=True):
+            names = self.pairing.policies(order.constraint.model)
+            for policy, leg in zip(names, ("prefill", "decode"), strict=True):
                 self._metrics.selections.labels(policy, leg).inc()
             try:
                 legs = Legs(self._dispatcher, self._metrics, self._settings, order, pair, exchange)
@@ -161,8 +162,8 @@ class Legs:
         pair: Pair,
         exchange: Exchange,
     ) -> None:
-        self.prefill = dispatcher.attempt(order, pair.prefill.worker)
-        self.decode = dispatcher.attempt(order, pair.decode.worker)
+        self.prefill = dispatcher.attempt(order, pair.prefill)
+        self.decode = dispatcher.attempt(order, pair.decode)
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._settings = settings
@@ -243,16 +244,14 @@ class Legs:
                     limits=self._dispatcher.limits,
                     progress=attempt.progress,
                     remote_media=self._references > 0,
-                    on_first=lambda: None,
+                    on_first=attempt.lease.first_output,
                 )
             if attempt.aborted:
                 self._holding = False
             else:
                 left = self._handoff(completes)
 
-        failed = await self._dispatcher.carry(
-            self._order, self._pair.prefill, self.prefill, exchange
-        )
+        failed = await self._dispatcher.carry(self._order, self.prefill, exchange)
         if failed is not None:
             # A worker that failed by itself has let go of everything.
             self._holding = bool(self.prefill.progress.completes)
@@ -290,7 +289,7 @@ class Legs:
             del wire
             await relaying
 
-        failed = await self._dispatcher.carry(self._order, self._pair.decode, self.decode, exchange)
+        failed = await self._dispatcher.carry(self._order, self.decode, exchange)
         if failed is not None:
             raise _of_leg("decode", failed)
 

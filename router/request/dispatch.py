@@ -23,7 +23,8 @@ from router.fleet.worker import Lease, Worker, WorkerState
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.observe.tracing import Tracing
-from router.policy.base import Policy, RoutingView
+from router.policy.base import RoutingView
+from router.policy.models import Policies
 from router.request import failure
 from router.request.constraint import WireConstraint
 from router.request.relay import AttemptFailed, Limits, Progress, being_cancelled, connect
@@ -42,19 +43,23 @@ _LOOK_AGAIN = 0.05
 
 @dataclass
 class Attempt:
-    """One call of one worker. `id` is the request id that the worker sees.
+    """One call of one worker, on a lease. `id` is the request id that the worker sees.
 
     `aborted` says that the worker was asked to end it. `headers` go to the
     worker as metadata.
     """
 
-    worker: Worker
+    lease: Lease
     id: str
     deadline: float
     progress: Progress = field(default_factory=Progress)
     aborted: bool = False
     headers: tuple[tuple[str, str], ...] = ()
     method: str = "Generate"
+
+    @property
+    def worker(self) -> Worker:
+        return self.lease.worker
 
     def time_left(self) -> float:
         """Seconds until the request's deadline, at least a little."""
@@ -157,7 +162,7 @@ class Dispatcher:
     def __init__(
         self,
         fleet: Fleet,
-        policy: Policy,
+        policies: Policies,
         metrics: Metrics,
         *,
         retry: RetrySettings,
@@ -174,7 +179,7 @@ class Dispatcher:
         self._shared = shared
         self._worker_wait = worker_wait
         self.limits = limits
-        self.policy = policy
+        self.policies = policies
         self.running = Running()
         self._fleet = fleet
         self.tracing = tracing or Tracing()
@@ -262,26 +267,27 @@ class Dispatcher:
         async def once(
             order: Order, tried: frozenset[Worker]
         ) -> tuple[AttemptFailed | None, frozenset[Worker]]:
+            policy = self.policies.of(order.constraint.model)
             with self.tracing.step("select"):
                 seen = self.survey(order.constraint, tried)
-                lease = select(seen, order.view, self.policy, retry_after=self.shed_hint)
-            self._metrics.selections.labels(self.policy.name, "single").inc()
-            attempt = self.attempt(order, lease.worker)
+                lease = select(seen, order.view, policy, retry_after=self.shed_hint)
+            self._metrics.selections.labels(policy.name, "single").inc()
+            attempt = self.attempt(order, lease)
             journey.attempts += 1
             journey.worker, journey.progress = lease.worker.address, attempt.progress
-            return await self.carry(order, lease, attempt, exchange), frozenset({lease.worker})
+            return await self.carry(order, attempt, exchange), frozenset({lease.worker})
 
         return once
 
-    def attempt(self, order: Order, worker: Worker) -> Attempt:
+    def attempt(self, order: Order, lease: Lease) -> Attempt:
         """A call to be made, under a request id that no other call has."""
         own_id = f"{order.request_id}-{uuid.uuid4().hex[:12]}"
-        return Attempt(worker, own_id, order.deadline, method=order.method)
+        return Attempt(lease, own_id, order.deadline, method=order.method)
 
     async def carry(
-        self, order: Order, lease: Lease, attempt: Attempt, exchange: Exchange
+        self, order: Order, attempt: Attempt, exchange: Exchange
     ) -> AttemptFailed | None:
-        """Makes one call on a lease, which it releases however the call ends.
+        """Makes one call, and releases its lease however the call ends.
 
         `exchange` makes the call itself and raises `AttemptFailed`.
         """
@@ -306,7 +312,7 @@ class Dispatcher:
             # does, the call's connection stays open, whether its channel is closed or not.
             return AttemptFailed(failed.why, grown=failed.grown)
         finally:
-            lease.release(result)
+            attempt.lease.release(result)
             self.running.remove(order.request_id, attempt)
             if self._fleet.registry.get(worker.address) is not None:
                 # A late result must not bring back the series of one that is gone.

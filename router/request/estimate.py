@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from router.media.header import ImageHeader
+from router.faults import Fault
+from router.media.intake import Glance
 from router.request.plan import MediaItem
 from router.vision.plan import ItemPlan, ModelSpec
 
@@ -20,22 +21,29 @@ _TYPICAL_VIDEO_FRAMES, _TYPICAL_VIDEO_FPS = 300, 30.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """`known` says that the plan is of the item's real size."""
+    """`known` says that the plan is of the item's own size, as far as can be seen, and
+    `certain` that no other can be meant.
+    """
 
     plan: ItemPlan
     known: bool
+    certain: bool = False
 
 
-def estimate_item(spec: ModelSpec, item: MediaItem, header: ImageHeader | None) -> Estimate:
+def estimate_item(spec: ModelSpec, item: MediaItem, seen: Glance) -> Estimate:
     """A plan for a forwarded item.
 
-    `header` is that of a picture at hand; one elsewhere is taken to be of
-    typical size. Raises `Fault` for a picture at hand that the model does not
-    take.
+    A picture elsewhere whose size was not seen is taken to be of typical size.
+    Raises `Fault` for a picture at hand that the model does not take.
     """
-    if header is not None:
-        plan = spec.plan_image(header.width, header.height, index=item.index)
-        return Estimate(plan, known=True)
+    if seen.size is not None:
+        try:
+            plan = spec.plan_image(*seen.size, index=item.index)
+            return Estimate(plan, known=True, certain=seen.certain)
+        except Fault:
+            # Of one elsewhere only the first bytes were seen, and the worker has the say.
+            if seen.certain:
+                raise
     if item.modality == "video":
         plan = spec.plan_video(
             TYPICAL_WIDTH,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from router.fleet.worker import Worker
 from router.media.intake import MediaIntake
-from router.policy.base import RoutingView
+from router.policy.base import Policy, RoutingView
 from router.request.decide import Decided
 from router.request.pair import LEGS
-from router.request.pipeline import Pipeline
+from router.request.pipeline import Pipeline, view_of
 from router.request.prepared import Prepared
 from router.request.record import Record
 from router.request.select import Judgement, pick
@@ -28,16 +29,16 @@ class Explainer:
 
         Media that the router would process are fetched and processed.
         """
-        routing_key = request.router.routing_key
         # Stripping for the wire drops what is to be shown.
-        anchors = len(request.tokenized.input_ids)
+        anchors, routing_key = len(request.tokenized.input_ids), request.router.routing_key
         decided = self._pipeline.decider.decide(request, "", Record(request_id=request.request_id))
         async with self._intake.ticket() as ticket:
             prepared = await self._pipeline.prepare(request, decided, ticket)
         constraint = self._pipeline.decider.constraint(decided, prepared)
         dispatcher = self._pipeline.dispatcher
         pairs = self._pipeline.pairs
-        view = RoutingView(prepared.prompt_tokens, routing_key)
+        view = view_of(decided, prepared, routing_key)
+        policy = dispatcher.policies.of(decided.model)
         paired = decided.pairs
         if paired and (alone := pairs.alone(constraint, view, request.sampling_params)):
             constraint, paired = alone, False
@@ -55,15 +56,39 @@ class Explainer:
                 for seen in surveys
                 for judgement in seen.judgements
             ],
-            policy=dispatcher.policy.name,
+            policy=policy.name,
             prompt_tokens=anchors,
             estimated_tokens=prepared.prompt_tokens,
+            prefixes=dispatcher.policies.prefix_verdict(
+                decided.model, prefix_credit=view.prefix_credit
+            ),
         )
         if paired:
             shown.picked = pairs.would_pick(constraint, view)
         elif candidates := surveys[0].admissible:
-            shown.picked = candidates[pick(dispatcher.policy, view, candidates)].address
+            shown.picked = candidates[pick(policy, view, candidates)].address
+        # Of a pair the policy chooses the prefill leg.
+        _add_opinions(shown, policy, view, surveys[0].admissible)
         return shown
+
+
+def _add_opinions(
+    shown: admin.ExplainResponse, policy: Policy, view: RoutingView, asked: list[Worker]
+) -> None:
+    if not asked:
+        return
+    found = {
+        worker.address: opinion
+        for worker, opinion in zip(asked, policy.opinions(view, asked), strict=True)
+    }
+    for entry in shown.workers:
+        opinion = found.get(entry.address)
+        if opinion is None:
+            continue
+        if opinion.cost is not None:
+            entry.cost = opinion.cost
+        if opinion.matched_blocks is not None:
+            entry.matched_blocks = opinion.matched_blocks
 
 
 def _items(decided: Decided, prepared: Prepared) -> list[admin.ExplainedItem]:

@@ -59,10 +59,9 @@ class Pairing:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
 
-    @property
-    def policies(self) -> tuple[str, str]:
+    def policies(self, model: str) -> tuple[str, str]:
         """The names of what chooses the prefill and the decode leg."""
-        return self._dispatcher.policy.name, "least_full"
+        return self._dispatcher.policies.of(model).name, "least_full"
 
     def surveys(self, constraint: WireConstraint) -> tuple[Survey, Survey]:
         """Every prefill and every decode worker, against one constraint."""
@@ -85,7 +84,8 @@ class Pairing:
         """The pair to take now. Raises `Fault`."""
         candidates = self._candidates(constraint, tried)
         prefills = list(candidates)
-        prefill = prefills[pick(self._dispatcher.policy, view, prefills)]
+        policy = self._dispatcher.policies.of(constraint.model)
+        prefill = prefills[pick(policy, view, prefills)]
         partners = candidates[prefill]
         least = min(map(_fullness, partners))
         emptiest = [d for d in partners if _fullness(d) == least]
@@ -96,11 +96,12 @@ class Pairing:
     ) -> Pair:
         """Chooses and reserves both legs in one uninterrupted step. Raises `Fault`."""
         prefill, decode = self.choose(constraint, view, tried)
-        first = prefill.lease(view.prompt_tokens)
+        policy = self._dispatcher.policies.of(constraint.model)
+        first = prefill.lease(view.prompt_tokens, policy.charge(view, prefill))
         # Its context is as long, but it is computed on the other side.
         second = decode.lease(view.prompt_tokens, 0)
         assert first is not None and second is not None, "admitted in this very step"
-        self._dispatcher.policy.reserved(view, prefill)
+        policy.reserved(view, prefill)
         return Pair(first, second)
 
     def _candidates(

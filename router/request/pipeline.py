@@ -106,14 +106,13 @@ class Pipeline:
         write: Write,
         record: Record,
     ) -> None:
-        routing_key = request.router.routing_key
         merge = self._settings.merge_chunks and not request.router.one_chunk_a_message
         place, prepared = self.admission.place(), self._prepared(request, model, deadline, record)
         async with place, prepared as ready:
             order = Order(
                 request_id=record.request_id,
                 constraint=ready.constraint,
-                view=RoutingView(prompt_tokens=ready.prompt_tokens, routing_key=routing_key),
+                view=ready.view,
                 deadline=deadline,
                 remote_media=not _HOSTED.isdisjoint(ready.constraint.schemes),
             )
@@ -121,6 +120,11 @@ class Pipeline:
             async def stream(attempt: Attempt, wire: bytes, remote_media: bool) -> None:
                 call = self.dispatcher.call(attempt, wire)
                 del wire
+
+                def begin() -> None:
+                    attempt.lease.first_output()
+                    ready.first_output()
+
                 try:
                     await relay.stream(
                         call,
@@ -129,7 +133,7 @@ class Pipeline:
                         limits=self.dispatcher.limits,
                         progress=attempt.progress,
                         remote_media=remote_media,
-                        on_first=ready.first_output,
+                        on_first=begin,
                         through=ready.through,
                         merge=merge,
                     )
@@ -183,6 +187,7 @@ class Pipeline:
                 metadata=attempt.headers or None,
             )
             answer = await unary(call, limits=self.dispatcher.limits, progress=attempt.progress)
+            attempt.lease.first_output()
 
         async with self.active.running(record.request_id, deadline), self.admission.place():
             once = self.dispatcher.single(exchange, record.journey)
@@ -197,6 +202,7 @@ class Pipeline:
             decided = self.decider.decide(request, model, record)
         self._tell(decided)
         await self._refuse_early(decided, deadline)
+        routing_key = request.router.routing_key
         async with self._intake.ticket() as ticket:
             prepared = await self.prepare(request, decided, ticket)
             record.prompt_tokens = prepared.prompt_tokens
@@ -204,6 +210,7 @@ class Pipeline:
             ready = Ready(
                 prepared,
                 self.decider.constraint(decided, prepared),
+                view_of(decided, prepared, routing_key),
                 ticket,
                 pairs=decided.pairs,
                 movable=may_move and not decided.pairs,
@@ -218,15 +225,24 @@ class Pipeline:
         """Makes the body. What it takes of the media budget is on the ticket."""
         match decided.resolution.mode, decided.plan.tensors:
             case Mode.NONE, False:
-                return await self._preparer.text(request, decided.files, decided.context_length)
+                return await self._preparer.text(
+                    request, decided.files, decided.context_length, decided.interest
+                )
             case Mode.NONE, True:
                 return await self._preparer.client_tensors(
                     request,
                     _known(decided),
+                    decided.interest,
                     trust_hashes=self._settings.allow_client_hashes,
                 )
             case Mode.WORKER, _:
-                return await self._preparer.forward(request, decided.plan, _known(decided))
+                return await self._preparer.forward(
+                    request,
+                    decided.plan,
+                    _known(decided),
+                    decided.model_path,
+                    decided.interest,
+                )
         return await self._preparer.process(
             request,
             decided.plan,
@@ -234,6 +250,7 @@ class Pipeline:
             decided.model_path,
             self.decider.pixels_for(decided),
             ticket,
+            decided.interest,
         )
 
     async def abort(self, request_id: str) -> None:
@@ -279,6 +296,13 @@ class Pipeline:
                 mode=resolution.mode.value,
                 reason=resolution.why.value,
             )
+
+
+def view_of(decided: Decided, prepared: Prepared, routing_key: str) -> RoutingView:
+    """What a policy may know of a prepared request."""
+    return RoutingView(
+        prepared.prompt_tokens, routing_key, prepared.blocks, decided.interest.prefix_credit
+    )
 
 
 def _known(decided: Decided) -> Model:

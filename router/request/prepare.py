@@ -19,13 +19,15 @@ import numpy.typing as npt
 
 from router.faults import Fault, Reason
 from router.fleet.model import Model
-from router.media.intake import MediaIntake
+from router.media.intake import Glance, MediaIntake
 from router.media.source import MediaSource
 from router.media.ticket import Blob, Clip, Ticket
 from router.observe.metrics import Metrics
 from router.observe.tracing import Tracing
+from router.prefix.blocks import MediaSpan, PromptBlocks
 from router.request.anchors import check_anchors, refuse_anchors
 from router.request.estimate import estimate_item
+from router.request.interest import Interest
 from router.request.plan import MediaItem, MediaPlan
 from router.request.prepared import Body, ItemSize, Prepared
 from router.request.tensors_in import adopt_client_tensors
@@ -84,13 +86,17 @@ class Preparer:
     # -- No references
 
     async def text(
-        self, request: engine.GenerateRequest, model: Model | None, context_length: int | None
+        self,
+        request: engine.GenerateRequest,
+        model: Model | None,
+        context_length: int | None,
+        interest: Interest,
     ) -> Prepared:
         """A request without media goes on as it is.
 
         `context_length` is the longest that any worker of the model has. A
         text that might exceed it is tokenised, since a worker may not survive
-        a prompt that is too long.
+        a prompt that is too long; and where prefixes are scored.
         """
         if request.WhichOneof("input") == "tokenized":
             ids = request.tokenized.input_ids
@@ -98,16 +104,32 @@ class Preparer:
                 refuse_anchors(model.spec, ids)
             # A worker that truncates the prompt itself takes one of any length.
             truncated = request.sampling_params.HasField("truncate_prompt_tokens")
-            return Prepared(Body(strip(request)), len(ids), estimated=truncated)
+            return Prepared(
+                Body(strip(request)),
+                len(ids),
+                estimated=truncated,
+                blocks=_blocks(ids) if interest.prefixes and not truncated else None,
+            )
         text = request.text
-        # A token stands for at least a byte, and most for about four.
-        if context_length and model and model.counter and len(text) * 4 > context_length:
-            tokens = await asyncio.to_thread(model.counter.count, text, enough=context_length)
-            return Prepared(Body(strip(request)), tokens)
+        if context_length and model and model.counter:
+            enough = context_length
+            if interest.prefixes:
+                tokens = await asyncio.to_thread(model.counter.ids, text, enough=enough)
+                if tokens is not None:
+                    return Prepared(Body(strip(request)), len(tokens), blocks=_blocks(tokens))
+            # A token stands for at least a byte, and most for about four.
+            if len(text) * 4 > context_length:
+                count = await asyncio.to_thread(model.counter.count, text, enough=enough)
+                return Prepared(Body(strip(request)), count)
         return Prepared(Body(strip(request)), max(1, len(text) // 4), estimated=True)
 
     async def client_tensors(
-        self, request: engine.GenerateRequest, model: Model, *, trust_hashes: bool
+        self,
+        request: engine.GenerateRequest,
+        model: Model,
+        interest: Interest,
+        *,
+        trust_hashes: bool,
     ) -> Prepared:
         """A request whose tensors the client made: checked, its hashes made our own."""
         spec = spec_of(model)
@@ -125,23 +147,38 @@ class Preparer:
             item_counts=checked.item_counts,
             largest_item_tokens=checked.largest_item_tokens,
             pixel_format=min(formats, key=lambda f: f.itemsize, default=None),
+            blocks=_client_blocks(request) if interest.prefixes else None,
         )
 
     # -- In the worker
 
     async def forward(
-        self, request: engine.GenerateRequest, plan: MediaPlan, model: Model
+        self,
+        request: engine.GenerateRequest,
+        plan: MediaPlan,
+        model: Model,
+        model_id: str,
+        interest: Interest,
     ) -> Prepared:
-        """References for a worker: each judged, one anchor each, nothing fetched."""
+        """References for a worker: each judged, one anchor each, nothing fetched.
+
+        But for the first bytes of pictures where their sizes are of interest.
+        """
         spec = spec_of(model)
         ids = request.tokenized.input_ids
         check_anchors(spec, ids, plan.items)
-        headers = await _all(self._intake.judge(source_of(i), i.index) for i in plan.items)
-        estimates = [estimate_item(spec, *pair) for pair in zip(plan.items, headers, strict=True)]
+        seen = await _all(self._look(i, model_id, interest) for i in plan.items)
+        estimates = [estimate_item(spec, *pair) for pair in zip(plan.items, seen, strict=True)]
+        expanded = spec.expand(ids, [e.plan for e in estimates])
+        exact = all(e.certain for e in estimates) and all(s.named_by_content for s in seen)
+        names = [s.name for s in seen]
         return Prepared(
             Body(strip(request)),
-            prompt_tokens=len(spec.expand(ids, [e.plan for e in estimates]).ids),
+            prompt_tokens=len(expanded.ids),
             estimated=True,
+            blocks=PromptBlocks(expanded.ids, _spans(names, expanded.ranges), exact=exact)
+            if interest.prefixes
+            else None,
             item_counts=_counts(plan.items),
             items=tuple(
                 ItemSize(
@@ -151,6 +188,20 @@ class Preparer:
                 )
                 for e in estimates
             ),
+        )
+
+    async def _look(self, item: MediaItem, model_id: str, interest: Interest) -> Glance:
+        source = source_of(item)
+
+        def name(data: bytes) -> str:
+            # What the worker itself will call a file that needs no conversion.
+            return item_identity(source.modality, data, model_id)
+
+        return await self._intake.judge(
+            source,
+            item.index,
+            measure=interest.lengths,
+            digest=name if interest.prefixes else None,
         )
 
     # -- In the router
@@ -163,6 +214,7 @@ class Preparer:
         model_id: str,
         pixels: PixelFormat,
         ticket: Ticket,
+        interest: Interest,
     ) -> Prepared:
         """Tensors for a worker that takes `pixels`, and the expanded prompt."""
         spec = spec_of(model)
@@ -208,6 +260,9 @@ class Preparer:
             largest_item_tokens=max(x.plan.feature_tokens for x in loaded),
             pixel_format=pixels,
             model_fingerprint=model.fingerprint,
+            blocks=PromptBlocks(expanded.ids, _spans(hashes, expanded.ranges))
+            if interest.prefixes
+            else None,
         )
 
     @contextmanager
@@ -330,6 +385,29 @@ def _batches(
             )
         )
     return batches
+
+
+def _blocks(ids: Iterable[int]) -> PromptBlocks:
+    return PromptBlocks(np.fromiter(ids, np.uint32))
+
+
+def _client_blocks(request: engine.GenerateRequest) -> PromptBlocks:
+    """Of a prompt with a client's tensors, as far as their identities are known."""
+    ids = np.fromiter(request.tokenized.input_ids, np.uint32)
+    spans = []
+    for batch in (request.mm_inputs, *request.extra_mm_inputs):
+        if len(batch.mm_hashes) != len(batch.mm_placeholders):
+            # Another picture of this size would look the same from here on.
+            ids = ids[: min((p.offset for p in batch.mm_placeholders), default=len(ids))]
+            continue
+        for name, place in zip(batch.mm_hashes, batch.mm_placeholders, strict=True):
+            spans.append(MediaSpan(name, place.offset, place.length))
+    spans.sort(key=lambda span: span.offset)
+    return PromptBlocks(ids, spans)
+
+
+def _spans(names: Sequence[str], ranges: Sequence[tuple[int, int]]) -> list[MediaSpan]:
+    return [MediaSpan(name, *place) for name, place in zip(names, ranges, strict=True)]
 
 
 def _counts(items: Sequence[MediaItem]) -> tuple[tuple[str, int], ...]:

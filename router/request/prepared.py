@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.prefix.blocks import PromptBlocks
 from router.vision.plan import PixelFormat
 from router.vision.tensors import Batch, serialize
 from router.wire import common, engine
@@ -54,7 +55,8 @@ class ItemSize:
 class Prepared:
     """`prompt_tokens` is the expanded length; `estimated` says that it was guessed from
     what the router could see of forwarded references. `largest_item_tokens` is
-    in feature tokens, 0 while not known.
+    in feature tokens, 0 while not known. `blocks` are for whoever scores
+    prefixes, None where nobody does.
     """
 
     body: Body
@@ -65,3 +67,4 @@ class Prepared:
     largest_item_tokens: int = 0
     pixel_format: PixelFormat | None = None
     model_fingerprint: str | None = None
+    blocks: PromptBlocks | None = None

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from router.faults import Reason
 from router.media.ticket import Ticket
+from router.policy.base import RoutingView
 from router.request.constraint import WireConstraint
 from router.request.failure import movable
 from router.request.migrate import Continuation
@@ -20,6 +21,7 @@ class Ready:
         self,
         prepared: Prepared,
         constraint: WireConstraint,
+        view: RoutingView,
         ticket: Ticket,
         *,
         pairs: bool,
@@ -27,7 +29,7 @@ class Ready:
     ) -> None:
         self.constraint = constraint
         self.pairs = pairs
-        self.prompt_tokens = prepared.prompt_tokens
+        self.view = view
         self._body: Body | None = prepared.body
         self._ticket = ticket
         self._continuation = Continuation() if movable else None

@@ -148,7 +148,8 @@ def select(seen: Survey, view: RoutingView, policy: Policy, *, retry_after: floa
     candidates = seen.admissible
     while candidates:
         position = pick(policy, view, candidates)
-        lease = candidates[position].lease(view.prompt_tokens)
+        chosen = candidates[position]
+        lease = chosen.lease(view.prompt_tokens, policy.charge(view, chosen))
         if lease is not None:
             policy.reserved(view, lease.worker)
             return lease

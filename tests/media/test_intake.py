@@ -12,7 +12,7 @@ import pytest
 
 from router.faults import Fault, Reason
 from router.media.budget import Amount
-from router.media.intake import MediaIntake, MediaSource
+from router.media.intake import Glance, MediaIntake, MediaSource
 from router.media.limits import FetchLimits, MediaLimits
 from tests.media.images import DATA, GOLDENS, read, sha256
 from tests.media.server import Server, fixed, raw, running
@@ -307,7 +307,7 @@ class TestJudge:
     async def test_a_good_reference_elsewhere_passes_unread(self) -> None:
         intake = MediaIntake(MediaLimits(worker_threads=1))
         source = MediaSource("image", url="https://8.8.8.8/x.png?sig=1")
-        assert await intake.judge(source, 0) is None
+        assert await intake.judge(source, 0) == Glance()
         await drained(intake)
 
     @pytest.mark.parametrize("name", ["exif_6_24x16.jpg", "photo_640x480.jpg"])
@@ -315,10 +315,8 @@ class TestJudge:
         data = (Path(__file__).parents[1] / "data" / "images" / name).read_bytes()
         url = "data:text/plain;base64," + base64.b64encode(data).decode()
         intake = MediaIntake(MediaLimits(worker_threads=1))
-        header = await intake.judge(MediaSource("image", url=url), 0)
-        assert header is not None
-        expected = (16, 24) if name.startswith("exif_6") else (640, 480)
-        assert (header.width, header.height) == expected
+        seen = await intake.judge(MediaSource("image", url=url), 0)
+        assert seen == Glance((16, 24) if name.startswith("exif_6") else (640, 480), certain=True)
         await drained(intake)
 
     @pytest.mark.parametrize(
