@@ -389,6 +389,25 @@ class Settings(BaseSettings):
     media_budget_bytes: Size = Field(
         4 << 30, gt=0, description="memory for media at work in this process"
     )
+    media_request_bytes: Size | None = Field(
+        None, gt=0, description="memory for the media of one request; by default half of the budget"
+    )
+    media_budget_wait: Duration = Field(
+        0.05, ge=0, description="longest wait for room in the budget"
+    )
+    media_connect_timeout: Duration = Field(
+        5.0, gt=0, description="longest wait for a connection to a media host"
+    )
+    media_image_timeout: Duration = Field(10.0, gt=0, description="longest download of an image")
+    media_video_timeout: Duration = Field(30.0, gt=0, description="longest download of a video")
+    media_fetch_retries: int = Field(
+        2, ge=0, le=10, description="further tries of a download after a 5xx or a broken connection"
+    )
+    media_env_proxies: bool = Field(
+        False, description="fetch media through the proxies that the environment names"
+    )
+    media_user_agent: str = Field("mmrouter", description="what media hosts are told of us")
+    video_max_duration: Duration = Field(3600.0, gt=0, description="longest video")
     media_cache_bytes: Size = Field(
         512 << 20, ge=0, description="memory for fetched media and finished tensors; 0 for none"
     )

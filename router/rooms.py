@@ -131,18 +131,25 @@ def media_limits(settings: Settings) -> MediaLimits:
         # A third more characters than bytes.
         max_data_url_bytes=max(image, video) // 3 * 4 + 4,
         # Half for files and tensors, half for decoded pixels of 3 bytes each.
-        request_bytes=settings.media_budget_bytes // 2,
+        request_bytes=settings.media_request_bytes or settings.media_budget_bytes // 2,
         budget_bytes=settings.media_budget_bytes // 2,
         request_pixels=settings.media_budget_bytes // 6,
         budget_pixels=settings.media_budget_bytes // 6,
+        budget_wait=settings.media_budget_wait,
         local_root=Path(settings.media_local_root) if settings.media_local_root else None,
         worker_threads=settings.media_threads or len(os.sched_getaffinity(0)),
         cache_bytes=settings.media_cache_bytes,
         fetch=FetchLimits(
             allow_private_hosts=settings.media_allow_private_hosts,
             allowed_domains=settings.media_allowed_domains,
+            use_env_proxies=settings.media_env_proxies,
+            user_agent=settings.media_user_agent,
+            connect_timeout=settings.media_connect_timeout,
+            image_timeout=settings.media_image_timeout,
+            video_timeout=settings.media_video_timeout,
+            retries=settings.media_fetch_retries,
         ),
-        video=VideoLimits(max_bytes=video),
+        video=VideoLimits(max_bytes=video, max_duration=settings.video_max_duration),
     )
 
 
