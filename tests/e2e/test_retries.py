@@ -329,6 +329,6 @@ async def test_a_request_waits_for_a_worker_that_is_about_to_come_back() -> None
         for _ in range(3):
             assert (await served.refusal(tokenized("[[sim: fail]]"))).code.name == "UNAVAILABLE"
         assert served.worker().breaker.state.value == "open"
-        for request in (tokenized("x"), seeing("x", data_url("photo_640x480.jpg"))):
+        for request in (tokenized("x"), seeing(PICTURE, data_url("photo_640x480.jpg"))):
             answer = await served.generate(request)
             assert answer[-1].complete.finish_reason == "stop"
