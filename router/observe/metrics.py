@@ -48,6 +48,7 @@ _STAGE = (
     *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
     *(0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30),
 )
+_EVENT_LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30)
 _LAG = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
 
@@ -157,6 +158,12 @@ class Metrics:
             "router_prefix_blocks_matched",
             "KV blocks of prompts that the chosen worker was believed to hold.",
             ["model"],
+        )
+
+        self.kv_event_lag = self._histogram(
+            "router_kv_event_lag_seconds",
+            "From a worker's change of its KV cache, by its clock, to the router's index.",
+            _EVENT_LAG,
         )
 
     def _media(self) -> None:
