@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from prometheus_client import Counter
+
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.observe.recent import RecentFailures
@@ -35,6 +37,29 @@ UNKNOWN = Ending("internal", "internal", "UNKNOWN")
 _NO_ERROR = ("ok", "client_cancelled")
 
 
+class _Model:
+    """One model's series, looked up once: there are several for each request."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._requests = metrics.requests
+        self._model = model
+        self._endings: dict[tuple[str, str], Counter] = {}
+        self.duration = metrics.duration.labels(model)
+        self.first_output = metrics.first_output.labels(model)
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.expected_prompt_tokens = metrics.expected_prompt_tokens.labels(model)
+        self.cached_tokens = metrics.cached_tokens.labels(model)
+        self.output_tokens = metrics.output_tokens.labels(model)
+        self.token_time = metrics.token_time.labels(model)
+
+    def ended(self, outcome: str, reason: str) -> Counter:
+        counter = self._endings.get((outcome, reason))
+        if counter is None:
+            counter = self._requests.labels(self._model, outcome, reason)
+            self._endings[outcome, reason] = counter
+        return counter
+
+
 @dataclass(frozen=True)
 class Accounts:
     """Where the accounts of requests go."""
@@ -42,6 +67,7 @@ class Accounts:
     metrics: Metrics
     tracing: Tracing = field(default_factory=Tracing)
     failures: RecentFailures = field(default_factory=RecentFailures)
+    _models: dict[str, _Model] = field(default_factory=dict)
 
     def close(self, record: Record, ending: Ending, seconds: float, span: Span) -> None:
         """Tells how a request ended, `seconds` after it came."""
@@ -62,27 +88,32 @@ class Accounts:
     def _count(
         self, record: Record, ending: Ending, seconds: float, to_first: float | None
     ) -> None:
-        metrics, model, progress = self.metrics, record.model, record.journey.progress
-        metrics.requests.labels(model, ending.outcome, ending.reason).inc()
-        metrics.duration.labels(model).observe(seconds)
+        metrics, progress = self.metrics, record.journey.progress
+        model = self._models.get(record.model)
+        if model is None:
+            # Names are those of registered models, or one for all others.
+            model = self._models[record.model] = _Model(metrics, record.model)
+        model.ended(ending.outcome, ending.reason).inc()
+        model.duration.observe(seconds)
         if ending.reason == "overloaded":
-            metrics.sheds.labels(model).inc()
+            metrics.sheds.labels(record.model).inc()
         if to_first is None:
             return
-        metrics.first_output.labels(model).observe(to_first)
+        model.first_output.observe(to_first)
         metrics.relayed_messages.inc(progress.messages)
         metrics.relayed_bytes.inc(progress.nbytes)
-        metrics.joined_messages.inc(progress.joined)
+        if progress.joined:
+            metrics.joined_messages.inc(progress.joined)
         if progress.prompt_tokens:
-            metrics.prompt_tokens.labels(model).inc(progress.prompt_tokens)
-            metrics.expected_prompt_tokens.labels(model).inc(record.prompt_tokens)
+            model.prompt_tokens.inc(progress.prompt_tokens)
+            model.expected_prompt_tokens.inc(record.prompt_tokens)
         if progress.cached_tokens:
-            metrics.cached_tokens.labels(model).inc(progress.cached_tokens)
+            model.cached_tokens.inc(progress.cached_tokens)
         tokens = progress.output_tokens
-        metrics.output_tokens.labels(model).inc(tokens)
+        model.output_tokens.inc(tokens)
         if progress.messages > 1 and tokens > 1 and progress.first_output_at is not None:
             streamed = progress.last_at - progress.first_output_at
-            metrics.token_time.labels(model).observe(streamed / (tokens - 1))
+            model.token_time.observe(streamed / (tokens - 1))
 
     def _log(self, record: Record, ending: Ending, seconds: float, to_first: float | None) -> None:
         progress, resolution = record.journey.progress, record.resolution
