@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 
@@ -38,8 +39,9 @@ async def _serve(settings: Settings, place: Place, supervisor: int) -> int:
             loop.add_signal_handler(number, app.stop)
 
         def gone() -> None:
-            # Nothing more is said on it, so this is its end.
+            # Nothing more is said on it, so this is its end; nobody else clears up then.
             loop.remove_reader(supervisor)
+            shutil.rmtree(place.folder, ignore_errors=True)
             app.stop()
 
         loop.add_reader(supervisor, gone)

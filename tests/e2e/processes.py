@@ -40,7 +40,7 @@ class Running:
 
 
 @asynccontextmanager
-async def mmrouter(*args: str) -> AsyncIterator[Running]:
+async def mmrouter(*args: str, start: float = START) -> AsyncIterator[Running]:
     """`mmrouter …`, from when it listens; killed at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -52,7 +52,7 @@ async def mmrouter(*args: str) -> AsyncIterator[Running]:
     reading = asyncio.create_task(_read_log(running))
     try:
         assert process.stdout is not None
-        async with asyncio.timeout(START):
+        async with asyncio.timeout(start):
             line = (await process.stdout.readline()).decode()
         told = re.fullmatch(r"listening on (\S+)\n", line)
         assert told, f"{line!r} {running.lines}"
