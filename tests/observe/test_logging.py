@@ -8,6 +8,7 @@ import pytest
 
 from router.observe.logging import get_logger, set_level, without_secrets
 from router.wire import admin
+from tests.media.server import fixed, running
 from tests.serving import PICTURE, Serving, seeing, serving, tokenized
 from workers.sim import SimOptions
 
@@ -119,6 +120,28 @@ async def test_a_failed_fetch_tells_no_secret(logged: io.StringIO) -> None:
     everything = [logged.getvalue(), refused.message, repr(refused.about), repr(page)]
     for text in everything:
         assert "SECRET" not in text and "u:p" not in text
+
+
+# A worker's own refusal is passed on.
+@pytest.mark.parametrize(("mode", "reason"), [("router", "MEDIA_NOT_FOUND"), ("worker", "")])
+async def test_a_missing_picture_s_signature_is_told_nowhere(
+    logged: io.StringIO, mode: str, reason: str
+) -> None:
+    async with (
+        running() as host,
+        serving(
+            SimOptions(), mm_processing=mode, media_allow_private_hosts=True, retry_max_attempts=2
+        ) as served,
+    ):
+        host.routes["/x.jpg"] = fixed(status="404 Not Found")
+        request = seeing(f"{PICTURE} what?", host.url("/x.jpg?token=SECRET#PART"))
+        refused = await served.refusal(request)
+        await served.at_rest()
+        page = served.app.accounts.failures.latest_first()
+    assert host.requests[0].target == "/x.jpg?token=SECRET"
+    assert refused.reason == reason
+    for text in (logged.getvalue(), refused.message, repr(refused.about), repr(page)):
+        assert "SECRET" not in text and "PART" not in text and "x.jpg" not in text
 
 
 async def test_a_broken_picture_of_megabytes_makes_short_lines(logged: io.StringIO) -> None:
