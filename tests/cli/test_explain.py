@@ -11,6 +11,7 @@ EXPLAINED = admin.ExplainResponse(
     mode="router",
     reason="auto_mixed",
     policy="least_load",
+    prefixes="not scored: the policy is least_load",
     prompt_tokens=20,
     estimated_tokens=300,
     picked="a:1",
@@ -22,7 +23,7 @@ EXPLAINED = admin.ExplainResponse(
         admin.ExplainedItem(index=1, modality="image", source="inline", why_not="inline bytes"),
     ],
     workers=[
-        admin.ExplainedWorker(address="a:1", admitted=True),
+        admin.ExplainedWorker(address="a:1", admitted=True, cost=0.25, matched_blocks=7),
         admin.ExplainedWorker(address="b:1", cause="draining"),
     ],
 )
@@ -36,6 +37,8 @@ def test_the_plan_is_told_and_nothing_is_generated(capsys: pytest.CaptureFixture
     assert desk.requests[0].request.media_refs.items[0].url == "http://h/a.png"
     text = capsys.readouterr().out
     for told in ("router (auto_mixed)", "640x480", "no: inline bytes", "draining", "uint8"):
+        assert told in text
+    for told in ("not scored: the policy is least_load", "0.250s", "7 blocks"):
         assert told in text
 
 
