@@ -387,13 +387,14 @@ def _batches(
     return batches
 
 
-def _blocks(ids: Iterable[int]) -> PromptBlocks:
-    return PromptBlocks(np.fromiter(ids, np.uint32))
+def _blocks(ids: Sequence[int]) -> PromptBlocks:
+    # A copy: the request is let go before the stream ends.
+    return PromptBlocks(np.array(ids, np.uint32))
 
 
 def _client_blocks(request: engine.GenerateRequest) -> PromptBlocks:
     """Of a prompt with a client's tensors, as far as their identities are known."""
-    ids = np.fromiter(request.tokenized.input_ids, np.uint32)
+    ids = np.array(request.tokenized.input_ids, np.uint32)
     spans = []
     for batch in (request.mm_inputs, *request.extra_mm_inputs):
         if len(batch.mm_hashes) != len(batch.mm_placeholders):
