@@ -96,7 +96,9 @@ class Supervisor:
             # Each keeps on until it is told to stop; one that fails says so by ending.
             await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.stop()
+            # Those that still drain go on draining: this is no second signal.
+            if not self._stop.is_set():
+                self.stop()
             await ending
             await asyncio.wait(keepers)
         for keeper in keepers:

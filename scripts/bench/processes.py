@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
 
@@ -88,9 +89,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--connections", type=int, default=8, help="of each client")
-    parser.add_argument("--streams", type=int, default=4, help="at once on each connection")
+    parser.add_argument("--connections", type=int, default=16, help="of each client")
+    parser.add_argument("--streams", type=int, default=2, help="at once on each connection")
     parser.add_argument("--length", type=int, default=16, help="messages of a stream")
     parser.add_argument("--client", nargs=5, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -102,11 +104,16 @@ def main() -> None:
     serve = (sys.executable, "-m", "router", "serve", "--listen", "127.0.0.1:0", "--http", "")
     common = ("--log-level", "warning", "--overload-waiting", "100000")
     several = ("--processes", str(arguments.processes))
-    with (
-        process(sys.executable, relay, "--role", "worker") as (_, worker),
-        process(*serve, *common, "--worker", worker) as one,
-        process(*serve, *common, "--worker", worker, *several) as many,
-    ):
+    with ExitStack() as stack:
+
+        def start(*command: str) -> tuple[int, str]:
+            return stack.enter_context(process(*command))
+
+        workers = [
+            start(sys.executable, relay, "--role", "worker")[1] for _ in range(arguments.workers)
+        ]
+        fleet = (*common, "--worker", ",".join(workers))
+        one, many = start(*serve, *fleet), start(*serve, *fleet, *several)
         rates: dict[str, list[float]] = {}
         costs: dict[str, list[float]] = {}
         shares: dict[str, list[float]] = {}

@@ -6,6 +6,8 @@ import asyncio
 import os
 import re
 import signal
+import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -74,7 +76,9 @@ class Supervised:
         """One request; the number of the process that served it."""
         self.requests += 1
         request_id = f"asked {self.requests}"
-        call = VllmEngineStub(channel).Generate(tokenized("x", request_id), timeout=30)
+        call = VllmEngineStub(channel).Generate(
+            tokenized("x", request_id, max_tokens=1), timeout=30
+        )
         async for _ in call:
             pass
         await eventually(lambda: self.process_of(request_id) is not None)
@@ -151,7 +155,7 @@ def folder_of(pid: int) -> Path:
 
 
 async def test_two_processes_are_one_router() -> None:
-    slow = SimOptions(time_per_output_token=0.02)
+    slow = SimOptions(time_per_output_token=0.2)
     async with (
         simulated(slow, slow) as (first, second),
         supervised("--worker", first.address, "--drain-timeout", "20s") as router,
@@ -184,15 +188,17 @@ async def test_two_processes_are_one_router() -> None:
         await stubs[1].Abort(engine.AbortRequest(request_ids=["held"]), timeout=20)
         assert [end.finish_reason for end in completes(await rest_of(held))] == ["abort"]
 
-        # Both drain.
+        # One is done at once, the other gets the time that it needs.
         folder = folder_of(await router.pid(0))
         assert len(list(folder.iterdir())) == 4
-        streams = [stub.Generate(streamed("x"), timeout=60) for stub in stubs.values()]
-        begun = [await stream.read() for stream in streams]
+        stream = stubs[1].Generate(streamed("x", max_tokens=40), timeout=60)
+        first_output = await stream.read()
+        idle = await router.pid(0)
         router.running.send(signal.SIGTERM)
         await router.until("/readyz", lambda *told: told == (503, "the router is stopping\n"))
-        for one, stream in zip(begun, streams, strict=True):
-            assert len(completes([one, *await rest_of(stream)])) == 1
+        await eventually(lambda: not alive(idle))
+        assert not stream.done(), "it lasts until the other has ended"
+        assert len(completes([first_output, *await rest_of(stream)])) == 1
         assert await router.running.ended() == 0
         assert not folder.exists()
         assert not router.running.events("process_ended")
@@ -253,3 +259,29 @@ async def test_a_process_that_is_killed_is_replaced_while_the_other_serves() -> 
         router.running.send(signal.SIGKILL)
         await eventually(lambda: not any(alive(pid) for pid in pids), timeout=PATIENCE)
         await eventually(lambda: not folder.exists())
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "why"),
+    [
+        (["--sim", "1"], 2, "--sim runs workers inside a router"),
+        (["--listen", "unix:/tmp/x"], 2, "--listen has to be HOST:PORT"),
+        (["--admin-tokens", "/nowhere"], 1, "process 0 did not start: exit code 1"),
+        (["--listen", "TAKEN"], 1, "cannot listen on 127.0.0.1:"),
+        (["--http", "TAKEN"], 1, "cannot serve HTTP on 127.0.0.1:"),
+    ],
+)
+async def test_what_cannot_start_says_why(flags: list[str], code: int, why: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        given = [address if flag == "TAKEN" else flag for flag in flags]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-m", "router", "serve", "--processes", "2"),
+            *("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", *given),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        async with asyncio.timeout(PATIENCE):
+            _, told = await process.communicate()
+    assert process.returncode == code
+    assert why in told.decode()
