@@ -84,6 +84,9 @@ def effective(
                 value = getattr(override, field.name)
                 if value is not None:
                     said[field.name] = value
+    # Asked more than once a request, and mostly nobody says anything.
+    if not said:
+        return defaults
     return dataclasses.replace(defaults, **said)  # type: ignore[arg-type]
 
 

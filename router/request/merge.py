@@ -54,6 +54,21 @@ class Outlet:
     next `put` or by `finish`.
     """
 
+    __slots__ = (
+        "_enough",
+        "_flow",
+        "_gathered",
+        "_loop",
+        "_nbytes",
+        "_on_failure",
+        "_pause",
+        "_streak",
+        "_task",
+        "_took",
+        "_write",
+        "gathering",
+    )
+
     def __init__(
         self, write: Write, flow: Flow, *, choices: int, on_failure: Callable[[], object]
     ) -> None:
