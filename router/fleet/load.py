@@ -133,14 +133,17 @@ class Load:
 
     # -- Reservations
 
-    def reserve(self, tokens: int, uncached_tokens: int) -> Place:
-        """One more request of so many prompt tokens, and of those that must be computed."""
+    def reserve(self, tokens: int, uncached_tokens: int, *, told: bool = True) -> Place:
+        """One more request of so many prompt tokens, and of those that must be computed.
+
+        See `Backlog.reserve`.
+        """
         self.in_flight += 1
         self.reserved_tokens += tokens
         self.idle.clear()
         if self._on_change:
             self._on_change(self.in_flight)
-        return self.backlog.reserve(uncached_tokens, tokens)
+        return self.backlog.reserve(uncached_tokens, tokens, told=told)
 
     def give_back(self, place: Place) -> None:
         """Undoes the `reserve` that gave this place."""

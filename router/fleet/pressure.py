@@ -78,6 +78,8 @@ class Backlog:
         self._clock = clock
         # Those without output yet, in the order they came.
         self._waiting: dict[Place, None] = {}
+        # Those whose first output will not tell when their prompt was done.
+        self._untold: set[Place] = set()
         self._queued = 0
         self._busy_since = 0.0
         # Decayed tokens done and seconds of work.
@@ -98,12 +100,19 @@ class Backlog:
 
     # -- Our own requests
 
-    def reserve(self, uncached_tokens: int, context_tokens: int) -> Place:
-        """A request is on its way there, with so many prompt tokens to compute and in all."""
-        if not self._waiting:
-            self._busy_since = self._clock()
+    def reserve(self, uncached_tokens: int, context_tokens: int, *, told: bool = True) -> Place:
+        """A request is on its way there, with so many prompt tokens to compute and in all.
+
+        Unless `told`, its output comes in one piece at its end: it is taken to
+        wait for so long, and nothing is measured by it.
+        """
         place = Place(self, uncached_tokens + OVERHEAD_TOKENS, context_tokens)
-        self._waiting[place] = None
+        if not told:
+            self._untold.add(place)
+        else:
+            if not self._waiting:
+                self._busy_since = self._clock()
+            self._waiting[place] = None
         self._queued += place.tokens
         self.in_flight += 1
         self.context_tokens += context_tokens
@@ -113,16 +122,23 @@ class Backlog:
         if place in self._waiting:
             self._leave_queue(place)
             self._done += place.tokens
-            self._silence = 0.0
+        self._leave_untold(place)
+        self._silence = 0.0
 
     def _finish(self, place: Place) -> None:
         if place in self._waiting:
             self._leave_queue(place)
+        self._leave_untold(place)
         self.in_flight -= 1
         self.context_tokens -= place.context_tokens
         now = self._clock()
         self._finished = self._finished * _fading(now - self._finished_at) + 1
         self._finished_at = now
+
+    def _leave_untold(self, place: Place) -> None:
+        if place in self._untold:
+            self._untold.remove(place)
+            self._queued -= place.tokens
 
     def _leave_queue(self, place: Place) -> None:
         now = self._clock()

@@ -13,7 +13,7 @@ from router.fleet.breaker import Breaker, CallResult, Permit
 from router.fleet.capability import Capability
 from router.fleet.endpoint import Endpoint, Role
 from router.fleet.load import Load
-from router.fleet.pressure import Pressure
+from router.fleet.pressure import Place, Pressure
 from router.wire import ENGINE_SERVICE, engine, vllm_engine_pb2_grpc
 
 if TYPE_CHECKING:
@@ -144,16 +144,20 @@ class Worker:
         """Notes that the worker has just said something."""
         self.heard_at = self._clock()
 
-    def lease(self, tokens: int, uncached_tokens: int | None = None) -> Lease | None:
+    def lease(
+        self, tokens: int, uncached_tokens: int | None = None, *, told: bool = True
+    ) -> Lease | None:
         """Reserves the load of one request; None when the breaker does not admit it.
 
         `tokens` is the length of its prompt, and `uncached_tokens` what of it
-        must be computed: all, unless told.
+        must be computed, by default all. `told` is whether its first output
+        tells when its prompt was done.
         """
         permit = self.breaker.acquire()
         if permit is None:
             return None
-        return Lease(self, tokens, tokens if uncached_tokens is None else uncached_tokens, permit)
+        uncached = tokens if uncached_tokens is None else uncached_tokens
+        return Lease(self, self.load.reserve(tokens, uncached, told=told), permit)
 
 
 class Lease:
@@ -163,14 +167,18 @@ class Lease:
     stands at the address by then.
     """
 
-    __slots__ = ("_permit", "_place", "released", "tokens", "worker")
+    __slots__ = ("_permit", "_place", "released", "worker")
 
-    def __init__(self, worker: Worker, tokens: int, uncached_tokens: int, permit: Permit) -> None:
+    def __init__(self, worker: Worker, place: Place, permit: Permit) -> None:
         self.worker = worker
-        self.tokens = tokens
         self.released = False
         self._permit = permit
-        self._place = worker.load.reserve(tokens, uncached_tokens)
+        self._place = place
+
+    @property
+    def tokens(self) -> int:
+        """The length of its prompt."""
+        return self._place.context_tokens
 
     def first_output(self) -> None:
         """The worker has begun to answer: the prompt is computed."""

@@ -32,13 +32,15 @@ class RoutingView:
     `prompt_tokens` is the expanded length, estimated where the router does
     not expand the prompt itself. `routing_key` is the client's own, or empty.
     `blocks` is None where nobody scores prefixes. `prefix_credit` is the
-    request's own, or None for the policy's.
+    request's own, or None for the policy's. `told` is whether its first output
+    will tell when its prompt was done.
     """
 
     prompt_tokens: int
     routing_key: str = ""
     blocks: Blocks | None = None
     prefix_credit: float | None = None
+    told: bool = True
 
 
 class Candidate(Protocol):

@@ -203,6 +203,8 @@ class Pipeline:
         self._tell(decided)
         await self._refuse_early(decided, deadline)
         routing_key = request.router.routing_key
+        # Without a stream the answer comes in one piece; with one token that is the first output.
+        told = request.stream or request.sampling_params.max_tokens == 1
         async with self._intake.ticket() as ticket:
             prepared = await self.prepare(request, decided, ticket)
             record.prompt_tokens = prepared.prompt_tokens
@@ -210,7 +212,7 @@ class Pipeline:
             ready = Ready(
                 prepared,
                 self.decider.constraint(decided, prepared),
-                view_of(decided, prepared, routing_key),
+                view_of(decided, prepared, routing_key, told=told),
                 ticket,
                 pairs=decided.pairs,
                 movable=may_move and not decided.pairs,
@@ -298,11 +300,12 @@ class Pipeline:
             )
 
 
-def view_of(decided: Decided, prepared: Prepared, routing_key: str) -> RoutingView:
+def view_of(
+    decided: Decided, prepared: Prepared, routing_key: str, *, told: bool = True
+) -> RoutingView:
     """What a policy may know of a prepared request."""
-    return RoutingView(
-        prepared.prompt_tokens, routing_key, prepared.blocks, decided.interest.prefix_credit
-    )
+    credit = decided.interest.prefix_credit
+    return RoutingView(prepared.prompt_tokens, routing_key, prepared.blocks, credit, told)
 
 
 def _known(decided: Decided) -> Model:

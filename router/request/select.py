@@ -149,7 +149,8 @@ def select(seen: Survey, view: RoutingView, policy: Policy, *, retry_after: floa
     while candidates:
         position = pick(policy, view, candidates)
         chosen = candidates[position]
-        lease = chosen.lease(view.prompt_tokens, policy.charge(view, chosen))
+        charge = policy.charge(view, chosen)
+        lease = chosen.lease(view.prompt_tokens, charge, told=view.told)
         if lease is not None:
             policy.reserved(view, lease.worker)
             return lease

@@ -149,3 +149,23 @@ def test_a_full_worker_has_a_wait_for_a_slot(clock: Clock) -> None:
     assert backlog.pressure().slot_wait == pytest.approx(1.0, rel=0.2)
     backlog.reserve(1, 1)
     assert backlog.pressure().slot_wait == pytest.approx(2.0, rel=0.2)
+
+
+def test_an_answer_in_one_piece_is_no_measure_of_the_prompt() -> None:
+    clock = Clock()
+    backlog = Backlog(clock)
+    place = backlog.reserve(1000, 4000, told=False)
+    assert backlog.pressure().queued == 1000 + OVERHEAD_TOKENS
+    clock.now += 30
+    place.first_output()
+    assert backlog.pressure().queued == 0
+    place.finish()
+    assert backlog.rate is None
+    assert backlog.in_flight == 0
+
+
+def test_one_that_ends_unanswered_leaves_nothing_whether_told_or_not() -> None:
+    backlog = Backlog(Clock())
+    for told in (True, False):
+        backlog.reserve(1000, 4000, told=told).finish()
+    assert backlog.pressure().queued == 0
