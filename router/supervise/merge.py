@@ -8,6 +8,7 @@ thing.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import Metric
@@ -77,13 +78,13 @@ def of_workers(families: Iterable[Metric], present: set[str]) -> list[Metric]:
 def _combination(family: Metric) -> Callable[[float, float], float]:
     name = family.name
     if family.type in _GROWING:
-        return float.__add__
+        return operator.add
     if name in _OLDEST:
         return min
     view_of_worker = name.startswith("router_worker_") and name not in _SHARES
     if view_of_worker or name.endswith("_info") or name in _ALIKE:
         return max
-    return float.__add__
+    return operator.add
 
 
 class Retired:
