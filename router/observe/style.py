@@ -22,7 +22,8 @@ small{display:block;color:var(--faint);font-size:.82rem}
 .note{color:var(--faint);margin:.35rem 0}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(8.5rem,1fr));gap:.6rem;
 margin-top:.75rem}
-figure{display:flex;flex-direction:column;justify-content:space-between;margin:0;padding:.5rem .65rem;background:var(--card);border-radius:6px}
+figure{display:flex;flex-direction:column;justify-content:space-between;margin:0;
+padding:.5rem .65rem;background:var(--card);border-radius:6px}
 figcaption{display:flex;justify-content:space-between;gap:.5rem;font-size:.85rem}
 svg{display:block;width:100%;height:3rem;margin:.2rem 0}
 .line{fill:none;stroke:var(--plot);stroke-width:1.5;vector-effect:non-scaling-stroke}
