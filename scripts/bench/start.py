@@ -44,7 +44,8 @@ def _private(pid: int) -> int:
 def probe(address: str) -> float:
     """CPU seconds of one `mmrouter health`."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run((*HEALTH, "--addr", address, "--rpc-timeout", "30s"), check=True)
+    command = (*HEALTH, "--addr", address, "--rpc-timeout", "30s")
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
