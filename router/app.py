@@ -129,7 +129,11 @@ class App:
             self.metrics.queue_wait.observe,
         )
         budget = RetryBudget(settings.retry_budget, settings.retry_budget_ratio)
-        self.residents = Residents(self.registry, reread_interval=settings.metadata_interval)
+        self.residents = Residents(
+            self.registry,
+            reread_interval=settings.metadata_interval,
+            on_lag=self.metrics.kv_event_lag.observe,
+        )
         self.policies = policies_of(settings, self.residents, self.metrics)
         self.dispatcher = Dispatcher(
             self.fleet,

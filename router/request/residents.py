@@ -8,7 +8,8 @@ and the stream's count with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import cast
 
 import grpc
@@ -39,12 +40,20 @@ class Residents:
     """Who holds what, of the whole fleet. Nothing happens before `start`.
 
     `reread_interval` is how often, in seconds, it is seen whether a worker
-    without events was read anew, and so may have some.
+    without events was read anew, and so may have some. `on_lag` hears how many
+    seconds after a worker's change the index has it.
     """
 
-    def __init__(self, registry: Registry, *, reread_interval: float) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        reread_interval: float,
+        on_lag: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._registry = registry
         self._reread_interval = reread_interval
+        self._on_lag = on_lag
         self._policies: Policies | None = None
         self._indexes: dict[str, PrefixIndex] = {}
         self._residents: dict[Worker, Resident] = {}
@@ -115,7 +124,7 @@ class Residents:
         stream = Subscription(
             worker.address,
             resident,
-            lambda: events_of(worker),
+            lambda: events_of(worker, self._on_lag),
             lambda rank, load: worker.load.report_engine(load, rank),
         )
         task = asyncio.create_task(self._follow(worker, stream), name=f"events of {worker.address}")
@@ -135,7 +144,9 @@ class Residents:
                 await asyncio.sleep(_REPAIR_PAUSE)
 
 
-async def events_of(worker: Worker) -> AsyncGenerator[common.KvEventBatch, None]:
+async def events_of(
+    worker: Worker, on_lag: Callable[[float], None]
+) -> AsyncGenerator[common.KvEventBatch, None]:
     """A worker's batches from now on, its load first. Raises `StreamEnded`."""
     call = worker.stub.SubscribeKvEvents(
         common.SubscribeKvEventsRequest(
@@ -145,6 +156,9 @@ async def events_of(worker: Worker) -> AsyncGenerator[common.KvEventBatch, None]
     try:
         async for batch in call:
             yield batch
+            # It was taken in by now. The clock is another machine's, and may be ahead.
+            if batch.events and batch.timestamp:
+                on_lag(max(0.0, time.time() - batch.timestamp))
     except grpc.aio.AioRpcError as error:
         raise StreamEnded(error.code().name, error.details() or "") from None
     except (asyncio.CancelledError, grpc.aio.UsageError):
