@@ -98,12 +98,13 @@ class Preparer:
         text that might exceed it is tokenised, since a worker may not survive
         a prompt that is too long; and where prefixes are scored.
         """
+        # A worker that truncates the prompt itself takes one of any length, and what is left
+        # of it is another prompt.
+        truncated = request.sampling_params.HasField("truncate_prompt_tokens")
         if request.WhichOneof("input") == "tokenized":
             ids = request.tokenized.input_ids
             if model is not None and model.spec is not None:
                 refuse_anchors(model.spec, ids)
-            # A worker that truncates the prompt itself takes one of any length.
-            truncated = request.sampling_params.HasField("truncate_prompt_tokens")
             return Prepared(
                 Body(strip(request)),
                 len(ids),
@@ -113,7 +114,7 @@ class Preparer:
         text = request.text
         if context_length and model and model.counter:
             enough = context_length
-            if interest.prefixes:
+            if interest.prefixes and not truncated:
                 tokens = await asyncio.to_thread(model.counter.ids, text, enough=enough)
                 if tokens is not None:
                     return Prepared(Body(strip(request)), len(tokens), blocks=_blocks(tokens))

@@ -172,6 +172,16 @@ async def test_a_decode_leg_asks_for_itself() -> None:
         assert index.expected or index.blocks
 
 
+async def test_a_prompt_that_its_worker_cuts_is_not_scored(work: Work) -> None:
+    async with serving(SimOptions(), policy="prefix") as served:
+        await eventually(lambda: subscriptions(served) == [True])
+        work.taken()
+        for request in (tokenized("word " * 40), engine.GenerateRequest(text="word " * 40)):
+            request.sampling_params.truncate_prompt_tokens = 20
+            await served.route(request)
+        assert not any(work.taken().values())
+
+
 @pytest.mark.parametrize("credit", [-1.0, float("nan"), float("inf")])
 async def test_a_credit_that_is_no_share_is_refused(credit: float) -> None:
     async with serving(SimOptions(), policy="prefix") as served:
