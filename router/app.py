@@ -45,6 +45,7 @@ from router.rooms import (
     backend_gauge,
     breaker_settings,
     channel_settings,
+    is_listener,
     is_loopback,
     media_limits,
     policies_of,
@@ -148,7 +149,10 @@ class App:
                 max_age=10 * settings.load_interval,
             ),
             limits=Limits(
-                settings.connect_timeout, settings.first_output_timeout, settings.idle_timeout
+                settings.connect_timeout,
+                settings.first_output_timeout,
+                settings.idle_timeout,
+                settings.silence_timeout,
             ),
             load_interval=settings.load_interval,
             worker_wait=settings.worker_wait,
@@ -346,7 +350,7 @@ class App:
         )
         try:
             await face.start(self.settings.http)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             raise CannotStart(f"cannot serve HTTP on {self.settings.http}: {error}") from error
         self.http = face.address
         try:
@@ -445,6 +449,8 @@ def bind(
     server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
 ) -> str:
     """Binds a listener; returns its address with the real port. Raises `CannotStart`."""
+    if not is_listener(address):
+        raise CannotStart(f"cannot listen on {address}: write HOST:PORT or unix:PATH")
     try:
         if credentials is None:
             port = server.add_insecure_port(address)

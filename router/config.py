@@ -331,6 +331,12 @@ class Settings(BaseSettings):
     idle_timeout: Duration = Field(
         120.0, gt=0, description="longest silence within a worker's stream"
     )
+    silence_timeout: Duration = Field(
+        10.0,
+        gt=0,
+        description="an unhealthy worker that answers nobody for so long loses its requests to "
+        "others, as far as they have no output yet",
+    )
     breaker_min_calls: int = Field(
         5, ge=1, description="calls in the window before a breaker may open"
     )

@@ -130,6 +130,11 @@ class Worker:
         self.load.backlog.slots = self.capability.max_num_seqs if self.capability else None
         return self.load.backlog.pressure()
 
+    def silence(self) -> float:
+        """Seconds since an unhealthy worker was last heard of; 0 for any other."""
+        unhealthy = self.state is WorkerState.UNHEALTHY
+        return self._clock() - self.heard_at if unhealthy else 0.0
+
     def enter(self, state: WorkerState, reason: str) -> None:
         """Changes the state; the same state with another reason only updates the reason."""
         changed = state is not self.state

@@ -37,6 +37,7 @@ from router.wire import ENGINE_SERVICE, common, engine
 _log = get_logger("request")
 
 _ABORT_TIMEOUT = 2.0
+_SHOWN_ID = 128
 # How often it is looked whether a worker has become available, in seconds.
 _LOOK_AGAIN = 0.05
 
@@ -281,8 +282,10 @@ class Dispatcher:
 
     def attempt(self, order: Order, lease: Lease) -> Attempt:
         """A call to be made, under a request id that no other call has."""
-        own_id = f"{order.request_id}-{uuid.uuid4().hex[:12]}"
-        return Attempt(lease, own_id, order.deadline, method=order.method)
+        # A client's id may be of any length; a worker needs none of it, people want to see it.
+        own_id = f"{order.request_id[:_SHOWN_ID]}-{uuid.uuid4().hex[:12]}"
+        progress = Progress(worker_silence=lease.worker.silence)
+        return Attempt(lease, own_id, order.deadline, method=order.method, progress=progress)
 
     async def carry(
         self, order: Order, attempt: Attempt, exchange: Exchange

@@ -35,6 +35,10 @@ class AttemptFailed(Exception):
         self.grown = grown
 
 
+def _never() -> float:
+    return 0.0
+
+
 @dataclass
 class Progress:
     """How far a relay has come, readable while it runs and after it ended."""
@@ -55,6 +59,8 @@ class Progress:
     writing: bool = False
     passed_at: float = 0.0
 
+    # Seconds that the worker has been silent to everybody.
+    worker_silence: Callable[[], float] = _never
     # Ids that came in Completes alone.
     unstreamed: int = 0
 
@@ -75,6 +81,8 @@ class Limits:
     connect: float = 5.0
     first_output: float = 300.0
     idle: float = 120.0
+    # Of an unhealthy worker, to everybody: its health checks are not answered either.
+    silence: float = 10.0
 
 
 class ClientGone(Exception):
@@ -101,13 +109,15 @@ class Watchdog:
         self._loop = loop
         self.expired: tuple[str, float] | None = None
         self._began = loop.time()
-        # Output may come at once, and then the idle limit counts.
-        self._look_in(min(limits.first_output, limits.idle))
+        self._look_in(self._soon(limits.first_output))
 
     def _look(self) -> None:
         progress, limits, now = self._progress, self._limits, self._loop.time()
+        if progress.worker_silence() >= limits.silence:
+            self._expire("silence", limits.silence)
+            return
         if progress.writing:
-            self._look_in(limits.idle)
+            self._look_in(self._soon(limits.idle))
             return
         if progress.started:
             limit, seconds, left = "idle", limits.idle, limits.idle - (now - progress.passed_at)
@@ -117,7 +127,11 @@ class Watchdog:
         if left <= 0:
             self._expire(limit, seconds)
         else:
-            self._look_in(min(left, limits.idle))
+            self._look_in(self._soon(left))
+
+    def _soon(self, seconds: float) -> float:
+        # Output may come at once, and then the idle limit counts; a worker may fall silent.
+        return min(seconds, self._limits.idle, self._limits.silence)
 
     def _look_in(self, seconds: float) -> None:
         self._timer = self._loop.call_later(seconds, self._look)

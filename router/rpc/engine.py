@@ -31,6 +31,9 @@ _log = get_logger("request")
 Context = grpc.aio.ServicerContext[Any, Any]
 M = TypeVar("M", bound=Message)
 
+# Seconds; timers on both sides of a deadline fire within this.
+_NO_TIME = 0.02
+
 
 class EngineService:
     """The engine's RPCs, in front of a fleet."""
@@ -113,13 +116,16 @@ class EngineService:
                 ending = OK
                 context.set_trailing_metadata(_trailers(record))
             except asyncio.CancelledError:
-                ending = TOO_LATE if context.time_remaining() == 0 else CANCELLED
+                ending = TOO_LATE if _deadline_passed(context) else CANCELLED
                 raise
             except ClientGone:
                 ending = CANCELLED
             except Exception as error:
                 failed = wire_error(self._fault(error))
                 ending = Ending(failed.outcome, failed.reason, failed.code.name, failed.message)
+                if failed.code is grpc.StatusCode.DEADLINE_EXCEEDED and _deadline_passed(context):
+                    # The client's own limit, whoever was first to notice it.
+                    ending = TOO_LATE
                 await context.abort(
                     failed.code, failed.message, failed.trailers + _trailers(record)
                 )
@@ -183,6 +189,12 @@ def _writer(context: Context) -> Write:
             raise ClientGone from error
 
     return write
+
+
+def _deadline_passed(context: Context) -> bool:
+    """Whether the client's deadline is over, or will be before it could hear of anything else."""
+    left = context.time_remaining()
+    return left is not None and left <= _NO_TIME
 
 
 def _asked_model(context: Context) -> str:

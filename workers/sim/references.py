@@ -72,7 +72,7 @@ class MediaReferences:
                 status = grpc.StatusCode.UNAVAILABLE
             elif fault.reason is Reason.ANCHOR_MISMATCH:
                 status = grpc.StatusCode.INTERNAL
-            raise Refused(status, fault.message) from fault
+            raise Refused(status, _worded(fault)) from fault
 
     async def _resolve(self, ids: Ids, sources: list[MediaSource]) -> Prompt:
         if self._intake is None:
@@ -202,3 +202,16 @@ def _first(faults: ExceptionGroup[Fault]) -> Fault:
     fault = faults.exceptions[0]
     assert isinstance(fault, Fault)
     return fault
+
+
+def _worded(fault: Fault) -> str:
+    """The sentence of vLLM's media connector and its servicer for a fault of ours."""
+    at = fault.metadata.get("index", "0")
+    match fault.reason:
+        case Reason.MEDIA_FETCH_FAILED | Reason.MEDIA_FETCH_TIMEOUT:
+            return f"media_refs[{at}]: fetch failed: {fault.message}"
+        case Reason.MEDIA_NOT_FOUND:
+            return f"media_refs[{at}]: HTTP {fault.metadata.get('http_status', '404')} error"
+        case Reason.MEDIA_DECODE_FAILED | Reason.MEDIA_FORMAT_UNSUPPORTED:
+            return f"media_refs[{at}]: failed to load image: {fault.message}"
+    return fault.message
