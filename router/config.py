@@ -393,7 +393,10 @@ class Settings(BaseSettings):
         178_956_970, gt=0, description="most pixels of one picture, by its header"
     )
     media_budget_bytes: Size = Field(
-        4 << 30, gt=0, description="memory for media at work in this process"
+        4 << 30,
+        gt=0,
+        description="memory for media at work in this process, half of it for files and tensors, "
+        "half for decoded pixels",
     )
     media_request_bytes: Size | None = Field(
         None, gt=0, description="memory for the media of one request; by default half of the budget"
