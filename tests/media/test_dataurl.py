@@ -86,3 +86,18 @@ def test_bytes_come_back_as_they_went(data: bytes) -> None:
     assert decode("data:," + quote(data)) == data
     parsed = parse("data:;base64," + text, index=0)
     assert dataurl.check_length(parsed, limit=10**6, index=0) >= len(data)
+
+
+@pytest.mark.parametrize("size", [1, 3, 64 * 1024 - 2, 64 * 1024 - 1, 64 * 1024, 200_001])
+def test_escapes_stay_whole_wherever_a_slice_ends(size: int) -> None:
+    quoted = "".join("%41" if at % 3 == 0 else "b" for at in range(size))
+    expected = bytes(0x41 if at % 3 == 0 else 0x62 for at in range(size))
+    assert decode(f"data:,{quoted}") == expected
+
+
+def test_what_nobody_would_percent_encode_is_refused_before_it_is_decoded() -> None:
+    url = parse("data:image/png," + "%41" * (2 << 20), index=4)
+    with pytest.raises(Fault) as caught:
+        dataurl.decode(url, index=4)
+    assert caught.value.reason is Reason.MEDIA_REF_TOO_LARGE
+    assert caught.value.metadata["index"] == "4"

@@ -167,3 +167,21 @@ async def test_a_call_that_is_cancelled_under_us_is_a_removed_worker() -> None:
         await relaying
     assert error.value.why.fault.reason.value == "WORKER_STREAM_BROKEN"
     assert error.value.why.result.value == "neutral"
+
+
+@pytest.mark.parametrize("before", [(), (chunk(1),)])
+async def test_a_worker_that_is_silent_to_everybody_is_given_up(before: tuple[bytes, ...]) -> None:
+    silence = 0.0
+    limits = Limits(first_output=60, idle=60, silence=0.05)
+    waiting = asyncio.create_task(
+        failed(
+            Call(*before, FOREVER),
+            limits=limits,
+            progress=Progress(worker_silence=lambda: silence),
+        )
+    )
+    # While others hear of the worker, only its own limits count.
+    done, _ = await asyncio.wait([waiting], timeout=0.2)
+    assert not done
+    silence = 0.06
+    assert await asyncio.wait_for(waiting, 10) == "silence"
