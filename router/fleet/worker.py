@@ -76,6 +76,8 @@ class Worker:
         self._on_state = on_state
         # When the worker last said anything: answered a probe or finished a call well.
         self.heard_at = self.state_since
+        # Whether it was told already that this worker's prefills identify no media.
+        self.told_anonymous = False
         self.connect(channel)
 
     def connect(self, channel: grpc.aio.Channel) -> None:

@@ -275,7 +275,11 @@ class Legs:
         self._metrics.missing_identity.inc()
         if not self._settings.refetch:
             raise AttemptFailed(failure.no_identity())
-        _log.warning("no_media_identity", worker=self.prefill.worker.address)
+        worker = self.prefill.worker
+        if not worker.told_anonymous:
+            # The metric counts each; once is enough for people.
+            worker.told_anonymous = True
+            _log.warning("no_media_identity", worker=worker.address)
         return None
 
     async def _run_decode(self, handoff: Handoff) -> None:
