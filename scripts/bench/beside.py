@@ -143,6 +143,8 @@ def main() -> None:
     arguments = parser.parse_args()
     sim = (sys.executable, "-m", "router", "sim", "--listen", "127.0.0.1:0")
     serve = (sys.executable, "-m", "router", "serve", "--listen", "127.0.0.1:0", "--http", "")
+    # 32 tensors of 73 MB at once are more than the default budget lets in.
+    serve += ("--media-budget-bytes", "8GiB")
     with ExitStack() as stack:
         slow = ("--mm-processor", "off", "--time-per-output-token", "10ms")
         _, worker = stack.enter_context(process(*sim, *slow))

@@ -44,7 +44,8 @@ TOLD = {
     "metrics on against off": (COUNTED, UNCOUNTED),
     "log line on against off": (LOGGED, COUNTED),
 }
-SERVE = ("serve", "--listen", "127.0.0.1:0", "--http", "")
+# Message for message: merged ones would make the router look cheaper than it is.
+SERVE = ("serve", "--listen", "127.0.0.1:0", "--http", "", "--no-merge-chunks")
 METHOD = f"/{ENGINE_SERVICE}/Generate"
 OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.so_reuseport", 0)]
 
