@@ -1,13 +1,14 @@
 """A text stream and health checks beside 32 pictures of 12 megapixels.
 
-`mmrouter serve` in a process of its own, before simulated workers that take
-tensors. A client reads a text stream of one token every 10 ms and another asks
-for health, first alone, then while 32 requests with a 12-MP JPEG each are
-preprocessed in the router. What is told is the worst gap of the stream and the
-worst answer of the health service, each beside the same without pictures in
-the same run. Everything runs on loopback and stops by itself.
+`mmrouter serve` in a process of its own, before two simulated workers, one for
+text and one that takes tensors. A client reads a text stream of one token every
+10 ms and another asks for health, first alone, then while 32 requests with a
+12-MP JPEG each are preprocessed in the router. What is told is the worst gap of
+the stream and the worst answer of the health service, each beside the same
+without pictures in the same run. With --shm the tensors go through shared
+memory. Everything runs on loopback and stops by itself.
 
-    python scripts/bench/beside.py [--pictures 32] [--seconds 8]
+    python scripts/bench/beside.py [--pictures 32] [--seconds 8] [--shm]
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from relay import process, wait_serving
 
+from router.request.shm import namespace_id
 from router.wire import ENGINE_SERVICE, common, engine, vllm_engine_pb2_grpc
 
 PICTURE = Path(__file__).resolve().parents[2] / "tests/data/images/photo_4032x3024.jpg"
@@ -36,6 +38,7 @@ _OPTIONS = [
     ("grpc.max_send_message_length", 64 << 20),
     ("grpc.max_receive_message_length", 64 << 20),
 ]
+_TEXT, _PICTURES = "text", "pictures"
 _VISION_START, _IMAGE_PAD, _VISION_END = 151652, 151655, 151653
 
 
@@ -69,6 +72,7 @@ async def _read(channel: grpc.aio.Channel, done: asyncio.Event, seen: Seen) -> N
             tokenized=engine.TokenizedInput(input_ids=range(32, 96)),
             sampling_params=engine.SamplingParams(max_tokens=100_000, ignore_eos=True),
             stream=True,
+            router=engine.RouterOptions(model=_TEXT),
         )
     )
     last = None
@@ -103,6 +107,7 @@ async def send_picture(address: str, number: int) -> None:
                 input_ids=[_VISION_START, _IMAGE_PAD, _VISION_END, 104, 105]
             ),
             sampling_params=engine.SamplingParams(max_tokens=4),
+            router=engine.RouterOptions(model=_PICTURES),
             media_refs=engine.MediaRefs(
                 items=[engine.MediaRef(modality=common.Modality.IMAGE, data=marked)]
             ),
@@ -140,15 +145,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pictures", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--shm", action="store_true")
     arguments = parser.parse_args()
     sim = (sys.executable, "-m", "router", "sim", "--listen", "127.0.0.1:0")
     serve = (sys.executable, "-m", "router", "serve", "--listen", "127.0.0.1:0", "--http", "")
     # 32 tensors of 73 MB at once are more than the default budget lets in.
     serve += ("--media-budget-bytes", "8GiB")
+    # And one simulated worker, which takes each picture apart, cannot answer anybody meanwhile.
+    serve += ("--health-timeout", "60s")
     with ExitStack() as stack:
-        slow = ("--mm-processor", "off", "--time-per-output-token", "10ms")
-        _, worker = stack.enter_context(process(*sim, *slow))
-        _, router = stack.enter_context(process(*serve, "--worker", worker))
+        # The stream has a worker of its own: the other one's trouble is not the router's.
+        slow = ("--served-model", _TEXT, "--time-per-output-token", "10ms")
+        off = ("--served-model", _PICTURES, "--mm-processor", "off")
+        if arguments.shm:
+            off += ("--shm-namespace-id", namespace_id())
+        _, text = stack.enter_context(process(*sim, *slow))
+        _, pictures = stack.enter_context(process(*sim, *off))
+        _, router = stack.enter_context(process(*serve, "--worker", f"{text},{pictures}"))
         asyncio.run(measure(router, arguments))
 
 
