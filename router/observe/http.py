@@ -15,7 +15,32 @@ PAGE_HEADERS = {
 }
 
 
-class HttpFace:
+class HttpListener:
+    """Serves some paths on one address."""
+
+    def __init__(self) -> None:
+        self._runner: web.AppRunner | None = None
+        # The address with its real port, once it is bound.
+        self.address = ""
+
+    def routes(self) -> list[web.RouteDef]:
+        """What is served."""
+        raise NotImplementedError
+
+    async def start(self, address: str) -> None:
+        """Binds HOST:PORT or unix:PATH. Raises OSError when that is not possible."""
+        app = web.Application()
+        app.add_routes(self.routes())
+        self._runner = web.AppRunner(app, access_log=None)
+        self.address = await _listen(self._runner, address)
+
+    async def stop(self) -> None:
+        """Closes the listener."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+
+class HttpFace(HttpListener):
     """Serves /metrics, /livez, /readyz and /statusz.
 
     `ready` gives None or the reason why the router is not ready; `status` the
@@ -25,31 +50,20 @@ class HttpFace:
     def __init__(
         self, metrics: Metrics, ready: Callable[[], str | None], status: Callable[[], str]
     ) -> None:
+        super().__init__()
         self._metrics = metrics
         self._ready = ready
         self._status = status
-        self._runner: web.AppRunner | None = None
-        self.address = ""
 
-    async def start(self, address: str) -> None:
-        """Binds HOST:PORT or unix:PATH. Raises OSError when that is not possible."""
-        app = web.Application()
-        app.add_routes(
-            [
-                web.get("/metrics", self._serve_metrics),
-                web.get("/livez", self._serve_livez),
-                web.get("/readyz", self._serve_readyz),
-                web.get("/statusz", self._serve_statusz),
-                web.get("/", self._serve_statusz),
-            ]
-        )
-        self._runner = web.AppRunner(app, access_log=None)
-        self.address = await listen(self._runner, address)
-
-    async def stop(self) -> None:
-        """Closes the listener."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+    def routes(self) -> list[web.RouteDef]:
+        """See `HttpListener.routes`."""
+        return [
+            web.get("/metrics", self._serve_metrics),
+            web.get("/livez", self._serve_livez),
+            web.get("/readyz", self._serve_readyz),
+            web.get("/statusz", self._serve_statusz),
+            web.get("/", self._serve_statusz),
+        ]
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         body, content_type = await self._metrics.render(request.headers.get("Accept", ""))
@@ -68,7 +82,7 @@ class HttpFace:
         return web.Response(text=self._status(), content_type="text/html", headers=PAGE_HEADERS)
 
 
-async def listen(runner: web.AppRunner, address: str) -> str:
+async def _listen(runner: web.AppRunner, address: str) -> str:
     """Serves on HOST:PORT or unix:PATH; the address with its real port. Raises OSError."""
     await runner.setup()
     if address.startswith("unix:"):

@@ -168,7 +168,6 @@ class Legs:
         self._metrics = metrics
         self._settings = settings
         self._order = order
-        self._pair = pair
         self._exchange = exchange
         request = exchange.body().request
         self._choices = max(1, request.sampling_params.n)

@@ -8,7 +8,7 @@ from html import escape
 
 from aiohttp import web
 
-from router.observe.http import PAGE_HEADERS, listen
+from router.observe.http import PAGE_HEADERS, HttpListener
 from router.observe.statusz import REFRESH, ago
 from router.observe.style import STYLE
 from router.supervise.child import Child
@@ -17,34 +17,23 @@ from router.supervise.processes import Processes
 _PAGE = 2.0
 
 
-class Face:
+class Face(HttpListener):
     """Serves /metrics, /livez, /readyz and /statusz for all processes."""
 
     def __init__(self, processes: Processes) -> None:
+        super().__init__()
         self._processes = processes
-        self._runner: web.AppRunner | None = None
-        self.address = ""
 
-    async def start(self, address: str) -> None:
-        """Binds HOST:PORT. Raises OSError when that is not possible."""
-        app = web.Application()
-        app.add_routes(
-            [
-                web.get("/metrics", self._serve_metrics),
-                web.get("/livez", self._serve_livez),
-                web.get("/readyz", self._serve_readyz),
-                web.get("/statusz", self._serve_statusz),
-                web.get("/statusz/{number:[0-9]+}", self._serve_statusz_of),
-                web.get("/", self._serve_statusz),
-            ]
-        )
-        self._runner = web.AppRunner(app, access_log=None)
-        self.address = await listen(self._runner, address)
-
-    async def stop(self) -> None:
-        """Closes the listener."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+    def routes(self) -> list[web.RouteDef]:
+        """See `HttpListener.routes`."""
+        return [
+            web.get("/metrics", self._serve_metrics),
+            web.get("/livez", self._serve_livez),
+            web.get("/readyz", self._serve_readyz),
+            web.get("/statusz", self._serve_statusz),
+            web.get("/statusz/{number:[0-9]+}", self._serve_statusz_of),
+            web.get("/", self._serve_statusz),
+        ]
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
         body, content_type = await self._processes.render(request.headers.get("Accept", ""))

@@ -7,7 +7,7 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router.wire import common
 from workers.sim.options import SimOptions
@@ -104,21 +104,11 @@ FAMILIES: dict[str, Family] = {
         video_min_pixels=3_136,
         video_max_pixels=12_845_056,
     ),
-    "qwen2_vl": Family(
-        architecture="Qwen2VLForConditionalGeneration",
-        image_processor="Qwen2VLImageProcessor",
-        video_processor="Qwen2VLVideoProcessor",
-        patch_size=14,
-        merge_size=2,
-        temporal_patch_size=2,
-        mean=_CLIP_MEAN,
-        std=_CLIP_STD,
-        min_pixels=3_136,
-        max_pixels=12_845_056,
-        video_min_pixels=3_136,
-        video_max_pixels=12_845_056,
-    ),
 }
+# The same sizes and normalisation under another name.
+FAMILIES["qwen2_vl"] = replace(
+    FAMILIES["qwen2_5_vl"], architecture="Qwen2VLForConditionalGeneration"
+)
 
 
 def family_of(options: SimOptions) -> Family | None:
