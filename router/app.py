@@ -99,7 +99,8 @@ class App:
         self._stop_now = asyncio.Event()
         # Once it has been ready.
         self._ready = asyncio.Event()
-        self._warm = False
+        # Kernels are compiled; before, nothing is chosen by its prefix.
+        self.warm = False
         self.metrics = Metrics()
         self.tracing = tracing_of(settings)
         self.accounts = Accounts(self.metrics, self.tracing)
@@ -232,7 +233,7 @@ class App:
                 if self.policies.may_score_prefixes:
                     await asyncio.to_thread(compile_ahead)
                     self.residents.start(self.policies)
-                self._warm = True
+                self.warm = True
             self._publish_health()
             if late is not None:
                 await late()
@@ -397,7 +398,7 @@ class App:
     def _why_not_ready(self) -> str | None:
         if self._stop.is_set():
             return "the router is stopping"
-        if not self._warm:
+        if not self.warm:
             return "kernels are being compiled"
         for model in self.settings.ready_models:
             if not self.registry.routable_for(model):

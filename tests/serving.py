@@ -187,9 +187,10 @@ class Serving:
         )
 
     async def ready(self) -> None:
-        """Waits until every registered worker is ready."""
+        """Waits until the router is warm and every registered worker is ready."""
         await eventually(
-            lambda: all(w.state is WorkerState.READY for w in self.app.registry), "ready"
+            lambda: self.app.warm and all(w.state is WorkerState.READY for w in self.app.registry),
+            "ready",
         )
 
     async def stopped(self) -> None:
