@@ -95,9 +95,12 @@ class Pairs:
         self._metrics = metrics
         self._settings = settings
 
-    def check(self, constraint: WireConstraint) -> None:
+    def check(self, constraint: WireConstraint, params: engine.SamplingParams) -> None:
         """Raises the `Fault` of a request that nobody could have now, whatever its length."""
-        self.pairing.check(constraint, alone=self._settings.min_tokens > 0)
+        if params.HasField("prompt_logprobs"):
+            self._dispatcher.check(replace(constraint, roles=_ALONE))
+        else:
+            self.pairing.check(constraint, alone=self._settings.min_tokens > 0)
 
     def alone(
         self, constraint: WireConstraint, view: RoutingView, params: engine.SamplingParams

@@ -22,7 +22,7 @@ from router.request.constraint import WireConstraint
 from router.request.decide import Decided, Decider
 from router.request.disagg import Exchange, Pairs
 from router.request.dispatch import Attempt, Dispatcher, Order, unary
-from router.request.prepare import Preparer
+from router.request.prepare import Admit, Preparer
 from router.request.prepared import Prepared
 from router.request.ready import Ready
 from router.request.record import Record
@@ -35,6 +35,10 @@ _log = get_logger("request")
 # Schemes behind which there is a host that may fail by itself.
 _HOSTED = frozenset({"http", "https"})
 _ANY_ROLE = frozenset({Role.BOTH, Role.PREFILL, Role.DECODE})
+
+
+async def _anyone(_: Prepared) -> None:
+    """Refuses nothing: `explain` shows what the workers would say."""
 
 
 @dataclass(frozen=True)
@@ -201,12 +205,17 @@ class Pipeline:
         with self.dispatcher.tracing.step("plan"):
             decided = self.decider.decide(request, model, record)
         self._tell(decided)
-        await self._refuse_early(decided, deadline)
+        if decided.resolution.mode is not Mode.NONE:
+            # No work for a request that nobody can have; without media there is no work.
+            await self._available(
+                request, decided, self.decider.first_constraint(decided), deadline
+            )
         routing_key = request.router.routing_key
         # Without a stream the answer comes in one piece; with one token that is the first output.
         told = request.stream or request.sampling_params.max_tokens == 1
         async with self._intake.ticket() as ticket:
-            prepared = await self.prepare(request, decided, ticket)
+            admit = self._admit(request, decided, deadline)
+            prepared = await self.prepare(request, decided, ticket, admit)
             record.prompt_tokens = prepared.prompt_tokens
             may_move = self._settings.migration and migrate.eligible(prepared.body.request)
             ready = Ready(
@@ -218,13 +227,20 @@ class Pipeline:
                 movable=may_move and not decided.pairs,
             )
             # Megabytes hang on these, and a stream may take minutes.
-            del decided, prepared
+            del decided, prepared, admit
             yield ready
 
     async def prepare(
-        self, request: engine.GenerateRequest, decided: Decided, ticket: Ticket
+        self,
+        request: engine.GenerateRequest,
+        decided: Decided,
+        ticket: Ticket,
+        admit: Admit = _anyone,
     ) -> Prepared:
-        """Makes the body. What it takes of the media budget is on the ticket."""
+        """Makes the body. What it takes of the media budget is on the ticket.
+
+        `admit` may refuse it before pixels are worked on.
+        """
         match decided.resolution.mode, decided.plan.tensors:
             case Mode.NONE, False:
                 return await self._preparer.text(
@@ -253,6 +269,7 @@ class Pipeline:
             self.decider.pixels_for(decided),
             ticket,
             decided.interest,
+            admit,
         )
 
     async def abort(self, request_id: str) -> None:
@@ -264,15 +281,29 @@ class Pipeline:
             for request in self.active.of(request_id):
                 request.abort()
 
-    async def _refuse_early(self, decided: Decided, deadline: float) -> None:
-        """No work for a request that nobody can have; without media there is no work."""
-        if decided.resolution.mode is Mode.NONE:
-            return
-        constraint = self.decider.first_constraint(decided)
-        if decided.pairs:
-            await self.dispatcher.available(lambda: self.pairs.check(constraint), deadline)
-        else:
-            await self.dispatcher.available(lambda: self.dispatcher.check(constraint), deadline)
+    def _admit(self, request: engine.GenerateRequest, decided: Decided, deadline: float) -> Admit:
+        async def admit(outline: Prepared) -> None:
+            constraint = self.decider.constraint(decided, outline)
+            await self._available(request, decided, constraint, deadline)
+
+        return admit
+
+    async def _available(
+        self,
+        request: engine.GenerateRequest,
+        decided: Decided,
+        constraint: WireConstraint,
+        deadline: float,
+    ) -> None:
+        """Raises the `Fault` of a request that nobody can have, after a bounded wait."""
+
+        def check() -> None:
+            if decided.pairs:
+                self.pairs.check(constraint, request.sampling_params)
+            else:
+                self.dispatcher.check(constraint)
+
+        await self.dispatcher.available(check, deadline)
 
     def _deadline(self, time_left: float | None) -> float:
         """Loop time at which a request ends, whatever comes; `time_left` is the client's."""

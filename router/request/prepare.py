@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,6 +39,9 @@ from router.vision.tensors_check import WireLimits, check_mm_inputs
 from router.wire import engine
 
 T = TypeVar("T")
+
+# Raises the `Fault` of a request that nobody can have, of which all but the pixels is known.
+Admit = Callable[[Prepared], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -216,8 +219,12 @@ class Preparer:
         pixels: PixelFormat,
         ticket: Ticket,
         interest: Interest,
+        admit: Admit,
     ) -> Prepared:
-        """Tensors for a worker that takes `pixels`, and the expanded prompt."""
+        """Tensors for a worker that takes `pixels`, and the expanded prompt.
+
+        `admit` is asked once all is known that a worker must be like, before any pixel is touched.
+        """
         spec = spec_of(model)
         for item in plan.items:
             if item.modality not in spec.modalities:
@@ -231,6 +238,19 @@ class Preparer:
         check_anchors(spec, ids, plan.items)
         loaded = await _all(self._load(item, spec, ticket) for item in plan.items)
         expanded = spec.expand(ids, [x.plan for x in loaded])
+        outline = Prepared(
+            Body(request),
+            prompt_tokens=len(expanded.ids),
+            item_counts=_counts(plan.items),
+            items=tuple(
+                ItemSize(x.plan.source_width, x.plan.source_height, x.plan.feature_tokens)
+                for x in loaded
+            ),
+            largest_item_tokens=max(x.plan.feature_tokens for x in loaded),
+            pixel_format=pixels,
+            model_fingerprint=model.fingerprint,
+        )
+        await admit(outline)
         recipe = Recipe(spec, model.fingerprint, model_id, pixels)
         # All at once and before the work: a request that does not fit is turned away soon.
         nbytes = sum(x.plan.output_bytes(pixels) for x in loaded)
@@ -250,17 +270,9 @@ class Preparer:
         stripped = strip(request)
         del stripped.tokenized.input_ids[:]
         stripped.tokenized.input_ids.extend(expanded.ids.tolist())
-        return Prepared(
-            Body(stripped, batches),
-            prompt_tokens=len(expanded.ids),
-            item_counts=_counts(plan.items),
-            items=tuple(
-                ItemSize(x.plan.source_width, x.plan.source_height, x.plan.feature_tokens)
-                for x in loaded
-            ),
-            largest_item_tokens=max(x.plan.feature_tokens for x in loaded),
-            pixel_format=pixels,
-            model_fingerprint=model.fingerprint,
+        return replace(
+            outline,
+            body=Body(stripped, batches),
             blocks=PromptBlocks(expanded.ids, _spans(hashes, expanded.ranges))
             if interest.prefixes
             else None,

@@ -69,6 +69,11 @@ def ranged(host: Server) -> int:
     return sum("range" in request.headers for request in host.requests)
 
 
+def decodes(served: Serving) -> float:
+    """How many pictures were decoded."""
+    return served.metric("router_media_stage_seconds_count", stage="decode")
+
+
 def with_credit(request: engine.GenerateRequest, credit: float | None) -> engine.GenerateRequest:
     if credit is not None:
         request.router.prefix_credit = credit
@@ -235,3 +240,38 @@ async def test_a_host_that_does_not_answer_costs_a_moment_and_the_typical_size()
         )
         assert shown.estimated_tokens == 40 * 22 + 2
         assert ranged(host) == 1, "it is not asked again so soon"
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        ({"max_context": 100}, "PROMPT_TOO_LONG"),
+        ({"encoder_budget": 100}, "MEDIA_ITEM_OVER_ENCODER_BUDGET"),
+    ],
+)
+async def test_no_picture_is_decoded_for_a_request_that_its_header_makes_too_large(
+    limits: dict[str, Any], reason: str
+) -> None:
+    async with serving(SimOptions(mm_processor="", **limits)) as served:
+        refused = await served.refusal(seeing(PICTURE, data_url("photo_640x480.jpg")))
+        assert refused.reason == reason
+        assert decodes(served) == 0
+        await served.say(seeing(PICTURE, data_url("tiny_20x30.png")))
+        assert decodes(served) == 1
+
+
+async def test_no_picture_is_decoded_for_a_request_that_is_too_large_for_every_pair() -> None:
+    limits: dict[str, Any] = {"mm_processor": "", "max_context": 100}
+    prefill = prefilling(kv_role="kv_producer", **limits)
+    async with serving(prefill, decoding(kv_role="kv_consumer", **limits)) as served:
+        refused = await served.refusal(seeing(PICTURE, data_url("photo_640x480.jpg")))
+        assert (refused.reason, refused.about["leg"]) == ("PROMPT_TOO_LONG", "prefill")
+        assert decodes(served) == 0
+
+
+async def test_prompt_logprobs_of_pictures_need_one_worker_alone() -> None:
+    limits: dict[str, Any] = {"mm_processor": ""}
+    prefill = prefilling(kv_role="kv_producer", encoder_budget=10, **limits)
+    async with serving(prefill, decoding(kv_role="kv_consumer", **limits)) as served:
+        asked = seeing(PICTURE, data_url("photo_640x480.jpg"), prompt_logprobs=1)
+        assert (await served.route(asked))["worker"] == served.workers[1].address
