@@ -80,6 +80,8 @@ class Probe:
         # The connection was lost since the metadata were read.
         self._reconnected = False
         self._last_good = True
+        # How often the worker has said of itself that it does not serve.
+        self._declined = 0
         self._read_at = 0.0
         self._wake = asyncio.Event()
 
@@ -166,7 +168,7 @@ class Probe:
 
     async def _serves(self) -> bool:
         """Asks once, and judges a bad answer; a good one is judged with what follows it."""
-        asked_at = self._clock()
+        asked_at, declined = self._clock(), self._declined
         try:
             await HealthQuestions(self._worker.channel).check(self._settings.health_timeout)
         except NotServing as error:
@@ -180,6 +182,8 @@ class Probe:
                 self._bad(why)
             return False
         self._worker.heard()
+        if self._declined != declined:
+            return False  # what it has said meanwhile is newer than this answer
         silence = self._worker.load.silence
         if silence >= self._settings.engine_silence:
             self._unhealthy(f"its engine has been silent for {silence:.0f}s with requests there")
@@ -247,6 +251,7 @@ class Probe:
         elif self._worker.state is WorkerState.READY:
             # Its own word needs no confirmation.
             self._last_good = False
+            self._declined += 1
             self._unhealthy(f"health: {status}")
 
     async def _follow_connection(self) -> None:

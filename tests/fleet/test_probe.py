@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from router.fleet.breaker import CallResult
+from router.fleet.health import HealthQuestions
 from router.fleet.worker import Worker, WorkerState
 from router.wire import common, engine
 from tests.fleet.running import fleet, sim
@@ -64,6 +65,29 @@ async def test_a_worker_s_own_word_counts_at_once() -> None:
         assert added.state_reason == "health: NOT_SERVING"
         await worker.set_serving(True)
         await eventually(lambda: in_state(added, READY))
+
+
+async def test_an_answer_from_before_the_worker_s_own_word_does_not_undo_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with sim() as worker, fleet() as running:
+        added = running.add(worker.address)
+        seen: list[WorkerState] = []
+        check, outrun, later = HealthQuestions.check, asyncio.Event(), 0
+
+        async def slow(questions: HealthQuestions, timeout: float) -> None:
+            nonlocal later
+            later += outrun.is_set()
+            await check(questions, timeout)
+            if added.state is READY:
+                await worker.set_serving(False)
+                await eventually(lambda: in_state(added, UNHEALTHY))
+                running.registry.listen(lambda: seen.append(added.state))
+                outrun.set()
+
+        monkeypatch.setattr(HealthQuestions, "check", slow)
+        await eventually(lambda: later > 1)
+        assert READY not in seen
 
 
 async def test_a_dead_worker_is_found_out_by_its_connection() -> None:
