@@ -34,7 +34,7 @@ class LoadSource(Enum):
 
 @dataclass(frozen=True)
 class ReportedLoad:
-    """One report; None where the worker did not say. Rates in tokens/s, `at` in seconds.
+    """One report; None where the worker did not say. `at` is in seconds.
 
     `silence` is for how many seconds the engine has given no output in spite
     of having work. Over several data-parallel ranks counts are sums, and shares
@@ -46,8 +46,6 @@ class ReportedLoad:
     waiting: int | None = None
     kv_usage: float | None = None
     waiting_uncached_tokens: int | None = None
-    generation_rate: float | None = None
-    max_running: int | None = None
     prefill_pending_tokens: int | None = None
     silence: float | None = None
 
@@ -68,8 +66,6 @@ class ReportedLoad:
             waiting=sum(x.num_waiting_reqs for x in ranks),
             kv_usage=max(x.token_usage for x in ranks),
             waiting_uncached_tokens=sum(x.num_waiting_uncached_tokens for x in ranks),
-            generation_rate=sum(x.gen_throughput for x in ranks) or None,
-            max_running=sum(x.max_running_requests for x in ranks) or None,
         )
 
     @classmethod
@@ -83,8 +79,6 @@ class ReportedLoad:
             waiting=sum(x.waiting_requests for x in ranks),
             kv_usage=max(x.token_usage for x in ranks),
             waiting_uncached_tokens=_sum_of_known(ranks, "waiting_uncached_tokens"),
-            generation_rate=sum(x.gen_throughput for x in ranks) or None,
-            max_running=sum(x.max_running_requests for x in ranks) or None,
             prefill_pending_tokens=_sum_of_known(ranks, "prefill_pending_tokens"),
             silence=max(silences, default=None),
         )
@@ -100,7 +94,6 @@ class Load:
 
     __slots__ = (
         "_clock",
-        "_on_change",
         "_on_report",
         "_pushed",
         "_pushed_at",
@@ -113,7 +106,6 @@ class Load:
 
     def __init__(
         self,
-        on_change: Callable[[int], None] | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         on_report: Callable[[LoadSource], None] | None = None,
@@ -123,7 +115,6 @@ class Load:
         self.reported: ReportedLoad | None = None
         self.backlog = Backlog(clock)
         self._clock = clock
-        self._on_change = on_change
         self._on_report = on_report
         self._pushed: dict[int | None, common.EngineLoad] = {}
         self._pushed_at: float | None = None
@@ -141,8 +132,6 @@ class Load:
         self.in_flight += 1
         self.reserved_tokens += tokens
         self.idle.clear()
-        if self._on_change:
-            self._on_change(self.in_flight)
         return self.backlog.reserve(uncached_tokens, tokens, told=told)
 
     def give_back(self, place: Place) -> None:
@@ -152,8 +141,6 @@ class Load:
         self.reserved_tokens -= place.context_tokens
         if not self.in_flight:
             self.idle.set()
-        if self._on_change:
-            self._on_change(self.in_flight)
 
     # -- Reports
 

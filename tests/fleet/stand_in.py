@@ -56,7 +56,6 @@ def worker(
     clock: Callable[[], float] | None = None,
     breaker: BreakerSettings | None = None,
     known: bool = True,
-    on_load: Callable[[int], None] | None = None,
     **capability: Any,
 ) -> Worker:
     """A worker in a state; `capability` changes fields of an ordinary one."""
@@ -66,7 +65,7 @@ def worker(
         generation=1,
         channel=NoChannel(),
         breaker=Breaker(breaker or BreakerSettings(), clock),
-        load=Load(on_load, clock=clock),
+        load=Load(clock=clock),
         clock=clock,
     )
     made.state = state
