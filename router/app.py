@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import grpc
-from grpc_reflection.v1alpha import reflection
 
 from router.config import Settings
+from router.faces import Faces
 from router.fleet.discovery.reconcile import Reconciler
 from router.fleet.discovery.sources import discoveries
 from router.fleet.fleet import Fleet
@@ -20,58 +19,49 @@ from router.fleet.registry import Registry
 from router.kernels import compile_apart
 from router.media.gauges import media_gauges
 from router.media.intake import MediaIntake
-from router.observe.http import HttpFace
 from router.observe.lag import watch_loop_lag
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
-from router.observe.statusz import page
 from router.prefix.gauges import prefix_gauges
 from router.prefix.warm import compile_ahead
 from router.request.admission import Admission
-from router.request.decide import Decider, DecideSettings
-from router.request.disagg import Pairs, PairSettings
+from router.request.decide import Decider
+from router.request.disagg import Pairs
 from router.request.dispatch import Dispatcher
 from router.request.explain import Explainer
 from router.request.gauges import request_gauges
-from router.request.pipeline import Pipeline, PipelineSettings
+from router.request.pipeline import Pipeline
 from router.request.prepare import Preparer
-from router.request.relay import Limits
 from router.request.residents import Residents
 from router.request.retry import RetryBudget, RetrySettings
-from router.request.select import OverloadRule
 from router.rooms import (
     CannotStart,
-    accepted_schemes,
     backend_gauge,
     breaker_settings,
+    call_limits,
     channel_settings,
-    is_listener,
-    is_loopback,
+    decide_settings,
     media_limits,
+    overload_rule,
+    pair_settings,
+    pipeline_settings,
     policies_of,
     probe_settings,
-    server_options,
     shared_memory,
     tracing_of,
     vision_backend,
 )
 from router.rpc.account import Accounts
-from router.rpc.admin import AdminService
-from router.rpc.engine import EngineService
-from router.rpc.fleet_view import FleetView
 from router.rpc.health import HealthFace
 from router.rpc.orders import Orders
 from router.rpc.security import Security
-from router.rpc.siblings import AdminOfAll, Siblings, sibling_handlers
+from router.rpc.siblings import Siblings
 from router.status import StatusPage
 from router.supervise.place import Place
 from router.units import format_duration, format_size
-from router.wire import ADMIN_SERVICE, ENGINE_SERVICE, router_pb2_grpc
 
 if TYPE_CHECKING:
     from workers.sim import SimWorker
-
-A = TypeVar("A", bound=AdminService)
 
 _log = get_logger("app")
 
@@ -92,9 +82,6 @@ class App:
         self.settings = settings
         self._place = place
         self._siblings = None if place is None else Siblings(place)
-        # Addresses with their real ports, once bound; `http` stays empty where there is none.
-        self.listen = ""
-        self.http = ""
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         # Once it has been ready.
@@ -143,18 +130,8 @@ class App:
             self.metrics,
             retry=RetrySettings(max_attempts=settings.retry_max_attempts),
             budget=budget,
-            overload=OverloadRule(
-                settings.overload_shed,
-                settings.overload_waiting,
-                settings.overload_kv_usage,
-                max_age=10 * settings.load_interval,
-            ),
-            limits=Limits(
-                settings.connect_timeout,
-                settings.first_output_timeout,
-                settings.idle_timeout,
-                settings.silence_timeout,
-            ),
+            overload=overload_rule(settings),
+            limits=call_limits(settings),
             load_interval=settings.load_interval,
             worker_wait=settings.worker_wait,
             max_message_bytes=settings.max_message_bytes,
@@ -162,33 +139,27 @@ class App:
             tracing=self.tracing,
         )
         self.pipeline = Pipeline(
-            Decider(
-                self.registry,
-                self.policies,
-                DecideSettings(
-                    settings.mm_processing,
-                    settings.allow_mm_override,
-                    settings.allow_transfer_params,
-                ),
-            ),
+            Decider(self.registry, self.policies, decide_settings(settings)),
             self._intake,
             Preparer(self._intake, self._backend, self.metrics, self.tracing),
             self.dispatcher,
-            Pairs(
-                self.dispatcher,
-                self.metrics,
-                PairSettings(settings.disagg_min_tokens, settings.disagg_refetch),
-            ),
+            Pairs(self.dispatcher, self.metrics, pair_settings(settings)),
             self.admission,
             self.metrics,
-            PipelineSettings(
-                allow_client_hashes=settings.allow_client_hashes,
-                migration=settings.migration,
-                merge_chunks=settings.merge_chunks,
-                request_timeout=settings.request_timeout,
-            ),
+            pipeline_settings(settings),
         )
         self.health = HealthFace()
+        self.faces = Faces(
+            settings,
+            self.security,
+            self.fleet,
+            self.pipeline,
+            Explainer(self.pipeline, self._intake),
+            self.accounts,
+            self.health,
+            place,
+            self._siblings,
+        )
         self._status = StatusPage(
             settings, self.registry, self.pipeline, self._intake, self.accounts, self._backend.name
         )
@@ -200,6 +171,16 @@ class App:
                 backend_gauge(self._backend),
             ]
         )
+
+    @property
+    def listen(self) -> str:
+        """The address of the gRPC listener with its real port, once it is bound."""
+        return self.faces.listen
+
+    @property
+    def http(self) -> str:
+        """The same of HTTP; empty where there is none."""
+        return self.faces.http
 
     def stop(self) -> None:
         """Begins to drain; a second call ends everything at once."""
@@ -216,14 +197,17 @@ class App:
                 stack.callback(self._shared.close)
             stack.push_async_callback(asyncio.to_thread, self.tracing.close)
             stack.push_async_callback(self._intake.close)
-            await stack.enter_async_context(self._http())
+            await stack.enter_async_context(
+                self.faces.pages(self.metrics, self._why_not_ready, self._status)
+            )
             simulated = await stack.enter_async_context(self._simulated())
             stack.push_async_callback(self.fleet.close)
             stack.push_async_callback(self.dispatcher.close)
             stack.push_async_callback(self.residents.close)
-            late = await stack.enter_async_context(self._among_siblings())
-            if late is None:
-                server = await stack.enter_async_context(self._grpc())
+            orders = await stack.enter_async_context(self.faces.siblings_calls())
+            late = self._place is not None and self._place.replacement
+            if not late:
+                server = await stack.enter_async_context(self.faces.listener())
             self.registry.listen(self._publish_health)
             await stack.enter_async_context(self._discovering(simulated))
             # Before readiness: compiling takes up to a minute on a first start.
@@ -235,9 +219,9 @@ class App:
                     self.residents.start(self.policies)
                 self.warm = True
             self._publish_health()
-            if late is not None:
-                await late()
-                server = await stack.enter_async_context(self._grpc())
+            if late:
+                await self._catch_up(orders)
+                server = await stack.enter_async_context(self.faces.listener())
             self._publish_health()
             self._announce()
             await self._stop.wait()
@@ -259,8 +243,10 @@ class App:
         # A request that is done has yet to send its status; the grace ends with the last one.
         await server.stop(_LAST_GRACE)
 
-    async def _catch_up(self, siblings: Siblings, orders: Orders) -> None:
+    async def _catch_up(self, orders: Orders | None) -> None:
         """Orders that the siblings have, and a worker: without, connections would fail."""
+        siblings = self._siblings
+        assert siblings is not None and orders is not None, "only a sibling replaces another"
         await siblings.adopt(orders)
         try:
             async with asyncio.timeout(_HEAD_START):
@@ -269,95 +255,6 @@ class App:
             pass  # it may be that nobody has one
         # Workers that a source has listed meanwhile may be some that were taken out.
         await siblings.adopt(orders)
-
-    # -- Faces
-
-    @asynccontextmanager
-    async def _grpc(self) -> AsyncIterator[grpc.aio.Server]:
-        security = self.security
-        server = grpc.aio.server(
-            interceptors=security.interceptors,
-            options=server_options(self.settings, shared=self._place is not None),
-        )
-        view = self._view()
-        server.add_generic_rpc_handlers(
-            (EngineService(self.pipeline, view, self.accounts).handlers(),)
-        )
-        self.health.register(server)
-        own = self.settings.admin
-        public = not own and is_loopback(self.settings.listen)
-        if public:
-            self._register_admin(server)
-        names = [ENGINE_SERVICE, self.health.SERVICE, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection((*names, ADMIN_SERVICE) if public else names, server)
-        self.listen = bind(server, self.settings.listen, security.listener)
-        admin = grpc.aio.server(interceptors=security.interceptors) if own else None
-        if admin is not None:
-            self._register_admin(admin)
-            bind(admin, own, None if own.startswith("unix:") else security.listener)
-            if not (is_loopback(own) or self.settings.admin_tokens or self.settings.tls_client_ca):
-                _log.warning("admin_open", why="whoever reaches its address may change the fleet")
-            await admin.start()
-        elif not public:
-            _log.info("admin_off", why="the listener is not a loopback address; set --admin")
-        await server.start()
-        try:
-            yield server
-        finally:
-            await server.stop(0)
-            if admin is not None:
-                await admin.stop(0)
-
-    def _register_admin(self, server: grpc.aio.Server) -> None:
-        own = self._admin(AdminService)
-        service = own if self._siblings is None else AdminOfAll(own, self._siblings)
-        router_pb2_grpc.add_RouterAdminServicer_to_server(service, server)
-
-    def _admin(self, kind: type[A]) -> A:
-        explainer = Explainer(self.pipeline, self._intake)
-        return kind(self.fleet, explainer, self.registry.clock)
-
-    def _view(self) -> FleetView:
-        schemes = accepted_schemes(self.settings)
-        return FleetView(self.registry, self.pipeline, schemes, self._siblings)
-
-    @asynccontextmanager
-    async def _among_siblings(self) -> AsyncIterator[Callable[[], Awaitable[None]] | None]:
-        """Takes the siblings' calls; gives what is to be done before connections are taken."""
-        place, siblings = self._place, self._siblings
-        if place is None or siblings is None:
-            yield None
-            return
-        orders = self._admin(Orders)
-        server = grpc.aio.server()
-        router_pb2_grpc.add_RouterAdminServicer_to_server(orders, server)
-        server.add_generic_rpc_handlers(sibling_handlers(orders, self._view().abort_here))
-        bind(server, place.grpc(place.number))
-        await server.start()
-        try:
-            yield partial(self._catch_up, siblings, orders) if place.replacement else None
-        finally:
-            await server.stop(0)
-
-    @asynccontextmanager
-    async def _http(self) -> AsyncIterator[None]:
-        if not self.settings.http:
-            yield
-            return
-        face = HttpFace(
-            self.metrics,
-            self._why_not_ready,
-            lambda: page(self._status.status(self._why_not_ready())),
-        )
-        try:
-            await face.start(self.settings.http)
-        except (OSError, ValueError, OverflowError) as error:
-            raise CannotStart(f"cannot serve HTTP on {self.settings.http}: {error}") from error
-        self.http = face.address
-        try:
-            yield
-        finally:
-            await face.stop()
 
     @asynccontextmanager
     async def _discovering(self, simulated: list[str]) -> AsyncIterator[None]:
@@ -444,25 +341,3 @@ def _settle_heap() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def bind(
-    server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
-) -> str:
-    """Binds a listener; returns its address with the real port. Raises `CannotStart`."""
-    if not is_listener(address):
-        raise CannotStart(f"cannot listen on {address}: write HOST:PORT or unix:PATH")
-    try:
-        if credentials is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, credentials)
-    except RuntimeError:
-        port = 0
-    if not port:
-        raise CannotStart(
-            f"cannot listen on {address}: it is taken, or not an address of this host"
-        )
-    if address.startswith("unix:"):
-        return address
-    return f"{address.rpartition(':')[0]}:{port}"

@@ -22,7 +22,12 @@ from router.policy.base import Candidate, Policy
 from router.policy.models import Policies
 from router.policy.registry import make_policy
 from router.policy.settings import PolicyOverride, PolicySettings
+from router.request.decide import DecideSettings
+from router.request.disagg import PairSettings
+from router.request.pipeline import PipelineSettings
+from router.request.relay import Limits
 from router.request.residents import Residents
+from router.request.select import OverloadRule
 from router.request.shm import SharedMemory, namespace_id
 from router.rpc.security import Security
 from router.vision.backend.base import Backend
@@ -119,6 +124,43 @@ def probe_settings(settings: Settings) -> ProbeSettings:
         settings.load_interval,
         health_timeout=settings.health_timeout,
         engine_silence=settings.engine_silence_timeout,
+    )
+
+
+def decide_settings(settings: Settings) -> DecideSettings:
+    return DecideSettings(
+        settings.mm_processing, settings.allow_mm_override, settings.allow_transfer_params
+    )
+
+
+def pair_settings(settings: Settings) -> PairSettings:
+    return PairSettings(settings.disagg_min_tokens, settings.disagg_refetch)
+
+
+def pipeline_settings(settings: Settings) -> PipelineSettings:
+    return PipelineSettings(
+        allow_client_hashes=settings.allow_client_hashes,
+        migration=settings.migration,
+        merge_chunks=settings.merge_chunks,
+        request_timeout=settings.request_timeout,
+    )
+
+
+def overload_rule(settings: Settings) -> OverloadRule:
+    return OverloadRule(
+        settings.overload_shed,
+        settings.overload_waiting,
+        settings.overload_kv_usage,
+        max_age=10 * settings.load_interval,
+    )
+
+
+def call_limits(settings: Settings) -> Limits:
+    return Limits(
+        settings.connect_timeout,
+        settings.first_output_timeout,
+        settings.idle_timeout,
+        settings.silence_timeout,
     )
 
 
