@@ -1,13 +1,19 @@
-"""What all tests need done before the first of them."""
+"""What all tests need done before the first of them, and what some of any room need."""
 
 from __future__ import annotations
 
+import io
+import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+import structlog
 
 from router import kernels
+from router.observe import logging as router_logging
+from router.observe.logging import configure, set_level
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -18,3 +24,21 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     if session.items and not session.config.option.collectonly and not kernels.are_cached():
         subprocess.run([sys.executable, "-m", "router.kernels"], check=True)
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    """What is logged as JSON from here on."""
+    before = structlog.get_config()
+    root = logging.getLogger()
+    handlers, level, threshold = root.handlers, root.level, router_logging.level()
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    configure("json", "debug")
+    # Loggers of modules must not keep this stream.
+    structlog.configure(cache_logger_on_first_use=False)
+    yield stream
+    structlog.configure(**before)
+    set_level(threshold)
+    root.handlers = handlers
+    root.setLevel(level)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
+from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
+
+_log = get_logger("http")
 
 # The page has its own style, and nothing else to load or run.
 PAGE_HEADERS = {
@@ -31,7 +36,7 @@ class HttpListener:
         """Binds HOST:PORT or unix:PATH. Raises OSError when that is not possible."""
         app = web.Application()
         app.add_routes(self.routes())
-        self._runner = web.AppRunner(app, access_log=None)
+        self._runner = web.AppRunner(app, access_log=None, logger=_server_log())
         self.address = await _listen(self._runner, address)
 
     async def stop(self) -> None:
@@ -80,6 +85,21 @@ class HttpFace(HttpListener):
 
     async def _serve_statusz(self, _: web.Request) -> web.Response:
         return web.Response(text=self._status(), content_type="text/html", headers=PAGE_HEADERS)
+
+
+def _server_log() -> logging.Logger:
+    logger = logging.getLogger("aiohttp.server")
+    logger.addFilter(_is_ours)
+    return logger
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Drops the tracebacks of what was no HTTP: whoever scans ports must not fill the log."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, HttpProcessingError):
+        return True
+    _log.debug("http_garbage", why=type(error).__name__)
+    return False
 
 
 async def _listen(runner: web.AppRunner, address: str) -> str:
