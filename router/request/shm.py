@@ -137,8 +137,9 @@ class SharedMemory:
             except BlockingIOError:
                 pass  # its router lives
             else:
-                count = _remove_all(self._root, owner)
-                _log.info("shm_swept", segments=count - 1)
+                # A lock alone is what a router leaves that was killed between two requests.
+                if segments := _remove_all(self._root, owner) - 1:
+                    _log.info("shm_swept", segments=segments)
             finally:
                 os.close(held)
 

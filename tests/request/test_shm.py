@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 import os
 import subprocess
 import sys
@@ -139,6 +141,19 @@ def test_what_a_killed_router_left_is_swept_and_what_a_living_one_has_stays(
     another.close()
     living.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("left", [0, 2])
+def test_a_sweep_is_told_of_where_there_was_something_to_sweep(
+    tmp_path: Path, logged: io.StringIO, left: int
+) -> None:
+    (tmp_path / "mmrouter-dead.lock").touch()
+    for number in range(left):
+        (tmp_path / f"mmrouter-dead-{number}").touch()
+    SharedMemory(1, tmp_path).close()
+    assert list(tmp_path.iterdir()) == []
+    told = [json.loads(line) for line in logged.getvalue().splitlines()]
+    assert [line["segments"] for line in told] == [left] * bool(left)
 
 
 def test_the_namespace_names_host_and_tmpfs(tmp_path: Path) -> None:
