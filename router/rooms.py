@@ -165,6 +165,9 @@ def call_limits(settings: Settings) -> Limits:
 
 
 def media_limits(settings: Settings) -> MediaLimits:
+    """Raises `CannotStart` when the folder of local media is none."""
+    if settings.media_local_root and not Path(settings.media_local_root).is_dir():
+        raise CannotStart(f"--media-local-root {settings.media_local_root} is not a folder")
     image = settings.image_max_input_bytes or settings.media_max_bytes
     video = settings.video_max_input_bytes or settings.media_max_bytes
     return MediaLimits(

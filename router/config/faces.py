@@ -30,7 +30,7 @@ class Faces(BaseModel):
         "each, and connections are spread among them by the kernel",
     )
     max_message_bytes: Size = Field(
-        512 << 20, gt=0, lt=2 << 30, description="largest gRPC message on every hop"
+        512 << 20, ge=64 << 10, lt=2 << 30, description="largest gRPC message on every hop"
     )
     keepalive_min_client_interval: Duration = Field(
         5.0, gt=0, description="clients may ping this often"

@@ -251,6 +251,8 @@ async def test_tokens_never_reach_a_worker(tmp_path: Path) -> None:
         ({"worker_tls_ca": "rubbish.pem"}, "cannot be used"),
         ({"client_tokens": "gone"}, "cannot read the tokens"),
         ({"client_tokens": "empty"}, "holds no token"),
+        ({"media_local_root": "gone"}, "--media-local-root .*gone is not a folder"),
+        ({"media_local_root": "empty"}, "--media-local-root .*empty is not a folder"),
     ],
 )
 async def test_what_cannot_work_is_said_at_the_start(
