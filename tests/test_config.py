@@ -16,6 +16,8 @@ from router.config import (
     add_flags,
     flags_of,
     load,
+    sources,
+    unknown_variables,
     worker_address,
 )
 from router.policy.settings import PolicyOverride, PolicySettings
@@ -150,6 +152,45 @@ def test_switches_have_a_flag_for_either_side() -> None:
     assert load(parsed("--allow-mm-override")).allow_mm_override is True
 
 
+# -- The environment
+
+OF_A_SERVICE = {
+    "MMROUTER_SERVICE_HOST": "10.96.0.7",
+    "MMROUTER_SERVICE_PORT": "50050",
+    "MMROUTER_SERVICE_PORT_GRPC": "50050",
+    "MMROUTER_PORT": "tcp://10.96.0.7:50050",
+    "MMROUTER_PORT_50050_TCP": "tcp://10.96.0.7:50050",
+    "MMROUTER_PORT_50050_TCP_PROTO": "tcp",
+    "MMROUTER_PORT_50050_TCP_PORT": "50050",
+    "MMROUTER_PORT_50050_TCP_ADDR": "10.96.0.7",
+    "MMROUTER_METRICS_SERVICE_HOST": "10.96.0.8",
+    "MMROUTER_HTTP_PORT_9090_TCP_ADDR": "10.96.0.8",
+}
+
+
+def test_what_kubernetes_tells_of_services_is_no_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in OF_A_SERVICE.items():
+        monkeypatch.setenv(name, value)
+    assert load({}) == Settings()
+    assert unknown_variables(OF_A_SERVICE) == []
+
+
+def test_a_misspelt_variable_is_told_with_the_nearest_setting() -> None:
+    names = ["PATH", "MMROUTER_POLICY", "mmrouter_policy", "SMG_MM_PROCESSING", "SMG_X"]
+    assert unknown_variables(names) == []
+    assert unknown_variables(["MMROUTER_POLCY", "mmrouter_drain_timout", "MMROUTER_ZZZ"]) == [
+        ("MMROUTER_POLCY", "MMROUTER_POLICY"),
+        ("MMROUTER_ZZZ", ""),
+        ("mmrouter_drain_timout", "MMROUTER_DRAIN_TIMEOUT"),
+    ]
+
+
+@pytest.mark.parametrize("field", sorted(Settings.model_fields))
+def test_no_setting_s_variable_is_taken_for_a_services(field: str) -> None:
+    assert not unknown_variables([f"MMROUTER_{field.upper()}"])
+    assert not sources._OF_A_SERVICE.fullmatch(f"MMROUTER_{field.upper()}")
+
+
 # -- Refusals
 
 
@@ -190,6 +231,7 @@ def test_every_bad_value_has_a_line(monkeypatch: pytest.MonkeyPatch, file: Any) 
         ("max_message_bytes", "0"),
         ("max_message_bytes", "2GiB"),
         ("max_message_bytes", "-1"),
+        ("max_message_bytes", "65535"),
         ("keepalive_worker_interval", "10s"),
         ("retry_max_attempts", "0"),
         ("breaker_failure_ratio", "0"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from typing import Any
@@ -41,6 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
     from router.observe import logging
 
     logging.configure(settings.log_format, settings.log_level)
+    _log = logging.get_logger("app")
+    for name, nearest in config.unknown_variables(os.environ):
+        # No error: what a cluster tells its pods may have our prefix by chance.
+        _log.warning("unknown_variable", name=name, nearest=nearest or None)
     if settings.processes > 1:
         return asyncio.run(_supervise(settings))
     return asyncio.run(_serve(settings))

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from pydantic import AliasChoices, ValidationError
 
 from router.config.settings import Settings
+
+# What Kubernetes tells each pod of a Service that is called mmrouter, or mmrouter-SOMETHING.
+_OF_A_SERVICE = re.compile(
+    r"MMROUTER_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?"
+    r"|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
 
 
 class ConfigError(ValueError):
@@ -30,6 +39,21 @@ def load(flags: dict[str, Any], file: str | Path | None = None) -> Settings:
         return Settings(**{_init_name(key): value for key, value in merged.items()})
     except ValidationError as error:
         raise ConfigError("\n".join(_problem(entry) for entry in error.errors())) from error
+
+
+def unknown_variables(environment: Iterable[str]) -> list[tuple[str, str]]:
+    """The names among them that look like a setting and are none, each with the nearest
+    setting's variable, or with nothing where none is near.
+    """
+    prefix, fields = "MMROUTER_", [field.upper() for field in Settings.model_fields]
+    unknown = []
+    for name in sorted(environment):
+        wanted = name.upper().removeprefix(prefix)
+        if wanted in (name.upper(), *fields) or _OF_A_SERVICE.fullmatch(name.upper()):
+            continue
+        nearest = get_close_matches(wanted, fields, n=1)
+        unknown.append((name, prefix + nearest[0] if nearest else ""))
+    return unknown
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -116,6 +118,22 @@ async def test_a_router_that_is_told_to_stop_lets_requests_finish(sim: SimWorker
             await stub.Abort(engine.AbortRequest(request_ids=["a"]), timeout=10)
             assert [c.finish_reason for c in completes(await rest_of(running))] == ["abort"]
         assert await router.ended() == 0
+
+
+async def test_a_misspelt_variable_is_a_warning_and_a_missing_folder_an_end() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "router", "serve", "--listen", "127.0.0.1:0", "--http", ""),
+        *("--media-local-root", "/nowhere"),
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "MMROUTER_POLCY": "prefix", "MMROUTER_PORT": "tcp://10.0.0.7:1"},
+    )
+    async with asyncio.timeout(START):
+        _, told = await process.communicate()
+    assert process.returncode == 1
+    warning, end = told.decode().splitlines()
+    assert json.loads(warning)["event"] == "unknown_variable"
+    assert json.loads(warning)["nearest"] == "MMROUTER_POLICY"
+    assert end == "mmrouter serve: --media-local-root /nowhere is not a folder"
 
 
 async def test_a_second_signal_stops_at_once(sim: SimWorker) -> None:
