@@ -25,7 +25,8 @@ from router.request.select import Survey
 from router.vision.plan import PixelFormat
 from router.wire import engine
 
-_OVERRIDES: dict[int, Setting] = {
+_OVERRIDES: dict[int, Setting | None] = {
+    engine.UNSPECIFIED: None,
     engine.AUTO: "auto",
     engine.ROUTER: "router",
     engine.WORKER: "worker",
@@ -88,11 +89,10 @@ class Decider:
         name = record.model = self.model_name(request.router.model or model)
         workers = self._registry.of_model(name)
         files = next((w.model for w in workers if w.model is not None), None)
-        override = (
-            _OVERRIDES.get(request.router.mm_processing)
-            if self._settings.allow_mm_override
-            else None
-        )
+        override = _override(request)
+        if not self._settings.allow_mm_override:
+            record.override_ignored = override is not None and bool(media.items)
+            override = None
         resolution = record.resolution = resolve(
             media, _view(workers, files), self._settings.mm_processing, override
         )
@@ -162,6 +162,16 @@ class Decider:
                 metadata={"served": str(len(names))},
             )
         return names[0]
+
+
+def _override(request: engine.GenerateRequest) -> Setting | None:
+    """The request's own choice of a mode. Raises `Fault` for one that nobody knows."""
+    asked = int(request.router.mm_processing)
+    if asked not in _OVERRIDES:
+        raise Fault(
+            Reason.INVALID_REQUEST, f"router.mm_processing is {asked}, which is no MmProcessing"
+        )
+    return _OVERRIDES[asked]
 
 
 def _view(workers: Sequence[Worker], files: Model | None) -> ModelView:

@@ -31,7 +31,8 @@ class Explainer:
         """
         # Stripping for the wire drops what is to be shown.
         anchors, routing_key = len(request.tokenized.input_ids), request.router.routing_key
-        decided = self._pipeline.decider.decide(request, "", Record(request_id=request.request_id))
+        record = Record(request_id=request.request_id)
+        decided = self._pipeline.decider.decide(request, "", record)
         async with self._intake.ticket() as ticket:
             prepared = await self._pipeline.prepare(request, decided, ticket)
         constraint = self._pipeline.decider.constraint(decided, prepared)
@@ -47,7 +48,7 @@ class Explainer:
             model=decided.model,
             items=_items(decided, prepared),
             mode=decided.resolution.mode.value,
-            reason=decided.resolution.why.value,
+            reason=_reason(decided, record),
             constraint=(
                 replace(constraint, roles=frozenset(LEGS)) if paired else constraint
             ).lines(),
@@ -70,6 +71,13 @@ class Explainer:
         # Of a pair the policy chooses the prefill leg.
         _add_opinions(shown, policy, view, surveys[0].admissible)
         return shown
+
+
+def _reason(decided: Decided, record: Record) -> str:
+    reason = decided.resolution.why.value
+    if record.override_ignored:
+        reason += "; router.mm_processing is ignored without --allow-mm-override"
+    return reason
 
 
 def _add_opinions(

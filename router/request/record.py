@@ -16,5 +16,7 @@ class Record:
     request_id: str
     model: str = UNKNOWN_MODEL
     resolution: Resolution | None = None
+    # Whether the request chose where its media are processed, and may not.
+    override_ignored: bool = False
     prompt_tokens: int = 0
     journey: Journey = field(default_factory=Journey)

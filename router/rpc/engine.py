@@ -210,6 +210,8 @@ def _trailers(record: Record) -> tuple[tuple[str, str], ...]:
     if record.resolution is not None:
         trailers.append(("mmrouter-mode", record.resolution.mode.value))
         trailers.append(("mmrouter-reason", record.resolution.why.value))
+    if record.override_ignored:
+        trailers.append(("mmrouter-ignored", "mm_processing"))
     if record.journey.attempts:
         trailers.append(("mmrouter-worker", record.journey.worker))
         trailers.append(("mmrouter-attempts", str(record.journey.attempts)))

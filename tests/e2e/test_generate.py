@@ -8,7 +8,7 @@ from itertools import permutations
 import grpc
 import pytest
 
-from router.wire import common, engine
+from router.wire import admin, common, engine
 from tests.serving import (
     MODEL,
     PICTURE,
@@ -313,6 +313,13 @@ async def test_a_request_may_choose_its_mode_where_that_is_allowed(asked: str) -
             route = await served.route(request)
             expected = (asked, "override") if allowed else ("worker", "auto_uniform")
             assert (route["mode"], route["reason"]) == expected
+            assert route.get("ignored") == (None if allowed else "mm_processing")
+            asking = admin.ExplainRequest(request=request)
+            explained = await served.admin.Explain(asking, timeout=15)
+            assert explained.mode == expected[0]
+            reason, _, ignored = explained.reason.partition("; ")
+            assert reason == expected[1]
+            assert ("--allow-mm-override" in ignored) is not allowed
             counted = {"model": MODEL, "mode": expected[0], "reason": expected[1]}
             assert served.metric("router_mm_processing_total", **counted) == 1
 

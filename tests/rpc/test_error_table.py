@@ -99,6 +99,12 @@ def hinted() -> engine.GenerateRequest:
     return request
 
 
+def unknown_mode() -> engine.GenerateRequest:
+    request = tokenized("x")
+    request.router.mm_processing = 9  # type: ignore[assignment]
+    return request
+
+
 def audio() -> engine.GenerateRequest:
     request = tokenized(PICTURE)
     request.media_refs.items.add(modality=common.AUDIO, url="data:audio/wav;base64,AAAA")
@@ -151,6 +157,7 @@ CASES = [
     Case(R.INVALID_REQUEST, refs_and_tensors, name="refs and tensors"),
     Case(R.INVALID_REQUEST, refs_with_text, name="refs with text"),
     Case(R.INVALID_REQUEST, no_items, name="no items"),
+    Case(R.INVALID_REQUEST, unknown_mode, name="no such mode"),
     Case(R.INVALID_REQUEST, without_modality, about={"index": "0"}, name="no modality"),
     Case(R.PROMPT_TOO_LONG, lambda: tokenized("x" * 100), (SimOptions(max_context=100),)),
     Case(
