@@ -25,6 +25,10 @@ from router.request.select import Survey
 from router.vision.plan import PixelFormat
 from router.wire import engine
 
+# How many served models an error names, in how many characters.
+_SHOWN_MODELS = 8
+_SHOWN_LENGTH = 200
+
 _OVERRIDES: dict[int, Setting | None] = {
     engine.UNSPECIFIED: None,
     engine.AUTO: "auto",
@@ -152,16 +156,23 @@ class Decider:
         if asked:
             raise Fault(
                 Reason.MODEL_NOT_FOUND,
-                "no worker serves the model that was asked for",
-                metadata={"served": str(len(names))},
+                f"no worker serves the model that was asked for; served: {_some(names)}",
+                metadata={"served": str(len(names)), "models": _some(names)},
             )
         if len(names) > 1:
             raise Fault(
                 Reason.MODEL_REQUIRED,
-                f"{len(names)} models are served; name one in router.model or x-model",
-                metadata={"served": str(len(names))},
+                f"several models are served; name one in router.model or x-model: {_some(names)}",
+                metadata={"served": str(len(names)), "models": _some(names)},
             )
         return names[0]
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of some sorted names, for an error that must stay short."""
+    shown = ", ".join(names[:_SHOWN_MODELS])
+    whole = len(names) <= _SHOWN_MODELS and len(shown) <= _SHOWN_LENGTH
+    return shown if whole else f"{shown[:_SHOWN_LENGTH]} ..."
 
 
 def _override(request: engine.GenerateRequest) -> Setting | None:

@@ -17,6 +17,7 @@ from router.rpc.errors import DOMAIN, TABLE, wire_error
 from router.wire import common, engine
 from tests.media.server import fixed, raw, running
 from tests.serving import (
+    MODEL,
     PICTURE,
     Refusal,
     Serving,
@@ -261,8 +262,13 @@ CASES = [
         STRICT,
     ),
     Case(R.NO_MEDIA_REF_CAPABLE_WORKER, picture(SMALL), (TENSORS_ONLY,), STRICT),
-    Case(R.MODEL_NOT_FOUND, lambda: for_model("nobody")),
-    Case(R.MODEL_REQUIRED, text(), (SimOptions(), TEXT_ONLY.__class__(model="other"))),
+    Case(R.MODEL_NOT_FOUND, lambda: for_model("nobody"), about={"models": MODEL}),
+    Case(
+        R.MODEL_REQUIRED,
+        text(),
+        (SimOptions(), SimOptions(model="other")),
+        about={"models": f"other, {MODEL}"},
+    ),
     Case(
         R.MESSAGE_TOO_LARGE,
         file("photo_640x480.jpg"),
