@@ -54,11 +54,13 @@ class BlockExtras:
 
     Rows `starts[i]` to `starts[i + 1]` belong to block i of the run: `digests`
     (uint64) of the identifiers, `offsets` (int64) from the block's first token.
+    `identifiers` are the names themselves, empty for what is no media item.
     """
 
     starts: npt.NDArray[np.int64]
     digests: Keys
     offsets: npt.NDArray[np.int64]
+    identifiers: tuple[str, ...]
 
 
 def root_key(block_size: int, *, lora: str = "", salt: str = "", seed: int = PROCESS_SEED) -> int:

@@ -247,12 +247,14 @@ def _extras(blocks: Sequence[KvBlock], known: set[str]) -> BlockExtras | None:
     if not any(block.extra_keys for block in blocks):
         return None
     starts, digests, offsets = [0], [], []
+    identifiers: list[str] = []
     for block in blocks:
         for extra in block.extra_keys:
             match extra.WhichOneof("key"):
                 case "multimodal":
                     digests.append(identifier_digest(extra.multimodal.identifier))
                     offsets.append(extra.multimodal.offset)
+                    identifiers.append(extra.multimodal.identifier)
                     continue
                 case "text":
                     if extra.text in known:
@@ -267,9 +269,13 @@ def _extras(blocks: Sequence[KvBlock], known: set[str]) -> BlockExtras | None:
             # Something that no request of ours has: it must not match one.
             digests.append(identifier_digest(content))
             offsets.append(_NO_OFFSET)
+            identifiers.append("")
         starts.append(len(digests))
     if not digests:
         return None
     return BlockExtras(
-        np.array(starts, np.int64), np.array(digests, np.uint64), np.array(offsets, np.int64)
+        np.array(starts, np.int64),
+        np.array(digests, np.uint64),
+        np.array(offsets, np.int64),
+        tuple(identifiers),
     )

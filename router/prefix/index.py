@@ -37,6 +37,14 @@ class IndexSettings:
     disk_weight: float = 0.25
 
 
+@dataclass(frozen=True)
+class Chain:
+    """The keys of a run of blocks (uint64 [n]), and that of the block before, or `NO_KEY`."""
+
+    parent: int
+    keys: Keys
+
+
 class PrefixIndex:
     """Holders, their blocks as they report them, and what is expected of them.
 
@@ -113,11 +121,11 @@ class PrefixIndex:
 
     # -- What holders report and what we expect
 
-    def apply(self, holder: int, change: Change) -> None:
-        """One change of a holder's cache."""
+    def apply(self, holder: int, change: Change) -> Chain | None:
+        """One change of a holder's cache; returns the keys of what was stored, if anything was."""
         match change:
             case Stored():
-                self._store(holder, change)
+                return self._store(holder, change)
             case Removed(hashes=hashes, tier=tier):
                 gone = np.empty(len(hashes), np.uint64)
                 n = holdings.take(
@@ -129,8 +137,9 @@ class PrefixIndex:
             case Lost():
                 # Our own decisions were made all the same.
                 holdings.leave(self._slots, self._holdings, holder)
+        return None
 
-    def _store(self, holder: int, stored: Stored) -> None:
+    def _store(self, holder: int, stored: Stored) -> Chain | None:
         if stored.parent is None:
             parent = root_key(
                 stored.block_size, lora=stored.lora, salt=stored.salt, seed=self._seed
@@ -140,11 +149,11 @@ class PrefixIndex:
             if parent == NO_KEY:
                 # Its beginning was stored before we listened, or evicted here.
                 self.orphans += len(stored.hashes)
-                return
+                return None
         keys = run_keys(stored.tokens, stored.block_size, parent, stored.extras)
-        self.store_keys(
-            holder, stored.hashes, keys, NO_KEY if stored.parent is None else parent, stored.tier
-        )
+        before = NO_KEY if stored.parent is None else parent
+        self.store_keys(holder, stored.hashes, keys, before, stored.tier)
+        return Chain(before, keys)
 
     def store_keys(
         self,

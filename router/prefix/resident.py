@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from router.prefix.blocks import Keys
-from router.prefix.changes import Change, Stored
+from router.prefix.changes import Change, Lost, Stored
 from router.prefix.index import PrefixIndex
+from router.prefix.learn import Learner, Listener, References, Watch
 
 
 class Resident:
@@ -13,13 +14,15 @@ class Resident:
     `block_size` (tokens) is what the worker says until its events show it.
     `reporting` is whether its events come in now; without them our own
     decisions are all there is. Gone workers leave, and their successors at
-    the same address are other residents.
+    the same address are other residents. What its events tell of media goes to
+    `learner`.
     """
 
-    def __init__(self, index: PrefixIndex, block_size: int) -> None:
+    def __init__(self, index: PrefixIndex, block_size: int, learner: Learner | None = None) -> None:
         self.index = index
         self.block_size = block_size
         self.reporting = False
+        self._listener = Listener(learner) if learner is not None else None
         self._holders: dict[int, int] = {}
         self._gone = False
 
@@ -41,7 +44,25 @@ class Resident:
             return
         if isinstance(change, Stored):
             self.block_size = change.block_size
-        self.index.apply(self._holder(rank), change)
+        chain = self.index.apply(self._holder(rank), change)
+        if self._listener is None:
+            return
+        if isinstance(change, Stored) and chain is not None:
+            self._listener.hear(change, chain)
+        elif isinstance(change, Lost):
+            self._listener.lose()
+
+    def fall_silent(self) -> None:
+        """Its events do not come in any more; what was reported is kept."""
+        self.reporting = False
+        if self._listener is not None:
+            self._listener.lose()
+
+    def watch(self, references: References) -> Watch | None:
+        """A request with these references goes there; None where nothing can be learned of it."""
+        if self._listener is None or not self.reporting or self._gone:
+            return None
+        return self._listener.watch(references)
 
     def expect(self, keys: Keys, ttl: float) -> None:
         """A request with these blocks goes there; which rank takes it the worker decides."""
@@ -52,6 +73,8 @@ class Resident:
     def leave(self) -> None:
         """The worker is gone: its blocks go too."""
         self._gone = True
+        if self._listener is not None:
+            self._listener.lose()
         for holder in self._holders.values():
             self.index.leave(holder)
         self._holders.clear()

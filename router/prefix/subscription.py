@@ -86,7 +86,7 @@ class Subscription:
                     for rank in self.reader.lost():
                         self._resident.apply(rank, Lost())
             finally:
-                self._resident.reporting = False
+                self._resident.fall_silent()
             _log.debug("kv_events_again", worker=self._name, reason=reason)
             await self._sleep(self._pause * self._rng.uniform(0.8, 1.2))
             self._pause = min(2 * self._pause, self._settings.longest_pause)

@@ -22,6 +22,7 @@ def compile_ahead() -> None:
         np.array([0, 1, 1], np.int64),
         np.array([identifier_digest("")], np.uint64),
         np.array([1], np.int64),
+        ("",),
     )
     hashes = np.array([1, 2], np.int64)
     index.apply(holder, Stored(hashes, None, ids, 4, extras))

@@ -118,7 +118,10 @@ def test_events_that_describe_a_prompt_give_the_prompts_keys(
                 offsets.append(item.offset - block * size)
         starts.append(len(digests))
     extras = BlockExtras(
-        np.array(starts, np.int64), np.array(digests, np.uint64), np.array(offsets, np.int64)
+        np.array(starts, np.int64),
+        np.array(digests, np.uint64),
+        np.array(offsets, np.int64),
+        ("",) * len(digests),
     )
     described = run_keys(ids[: blocks * size], size, ROOT, extras)
     assert described.tolist() == prompt_keys(ids, size, ROOT, media).tolist()
