@@ -137,11 +137,18 @@ class App:
             max_message_bytes=settings.max_message_bytes,
             shared=self._shared,
             tracing=self.tracing,
+            watch=self.residents.watch,
         )
         self.pipeline = Pipeline(
             Decider(self.registry, self.policies, decide_settings(settings)),
             self._intake,
-            Preparer(self._intake, self._backend, self.metrics, self.tracing),
+            Preparer(
+                self._intake,
+                self._backend,
+                self.metrics,
+                self.tracing,
+                learned=self.residents.learned,
+            ),
             self.dispatcher,
             Pairs(self.dispatcher, self.metrics, pair_settings(settings)),
             self.admission,
@@ -166,7 +173,9 @@ class App:
         self.metrics.show(
             [
                 *media_gauges(self._intake),
-                *prefix_gauges(self.residents.indexes, self.residents.readers),
+                *prefix_gauges(
+                    self.residents.indexes, self.residents.readers, self.residents.learners
+                ),
                 *request_gauges(self.admission, budget),
                 backend_gauge(self._backend),
             ]

@@ -25,6 +25,7 @@ from router.observe.metrics import Metrics
 from router.observe.tracing import Tracing
 from router.policy.base import RoutingView
 from router.policy.models import Policies
+from router.prefix.learn import References, Watch
 from router.request import failure
 from router.request.constraint import WireConstraint
 from router.request.relay import AttemptFailed, Limits, Progress, being_cancelled, connect
@@ -83,7 +84,10 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Order:
-    """A prepared request on its way. `deadline` is loop time."""
+    """A prepared request on its way. `deadline` is loop time.
+
+    `references` are media whose names at the worker may be learned.
+    """
 
     request_id: str
     constraint: WireConstraint
@@ -91,6 +95,7 @@ class Order:
     deadline: float
     remote_media: bool = False
     method: str = "Generate"
+    references: References | None = None
 
     def grown_by(self, tokens: int) -> Order:
         """The same order for a prompt that is longer by so many tokens."""
@@ -114,6 +119,9 @@ class Journey:
 
 
 Exchange = Callable[[Attempt], Awaitable[None]]
+
+# Follows what a worker reports of media that go there now; None where that tells nothing.
+WatchReferences = Callable[[Worker, References], Watch | None]
 
 # One try at an order, given the workers that were tried before: how it failed, and on whom.
 Once = Callable[
@@ -176,7 +184,9 @@ class Dispatcher:
         shared: SharedMemory | None = None,
         rng: random.Random | None = None,
         tracing: Tracing | None = None,
+        watch: WatchReferences = lambda worker, references: None,
     ) -> None:
+        self._watch = watch
         self._shared = shared
         self._worker_wait = worker_wait
         self.limits = limits
@@ -297,6 +307,7 @@ class Dispatcher:
         worker = attempt.worker
         self.running.add(order.request_id, attempt)
         result, outcome = CallResult.NEUTRAL, "cancelled"
+        watch = self._watch(worker, order.references) if order.references is not None else None
         try:
             await self._traced(attempt, exchange)
             result, outcome = CallResult.SUCCESS, "ok"
@@ -316,6 +327,8 @@ class Dispatcher:
             return AttemptFailed(failed.why, grown=failed.grown)
         finally:
             attempt.lease.release(result)
+            if watch is not None:
+                watch.close(attempt.progress if result is CallResult.SUCCESS else None)
             self.running.remove(order.request_id, attempt)
             if self._fleet.registry.get(worker.address) is not None:
                 # A late result must not bring back the series of one that is gone.

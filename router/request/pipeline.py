@@ -119,6 +119,7 @@ class Pipeline:
                 view=ready.view,
                 deadline=deadline,
                 remote_media=not _HOSTED.isdisjoint(ready.constraint.schemes),
+                references=ready.references,
             )
 
             async def stream(attempt: Attempt, wire: bytes, remote_media: bool) -> None:
@@ -260,6 +261,7 @@ class Pipeline:
                     _known(decided),
                     decided.model_path,
                     decided.interest,
+                    served=decided.model,
                 )
         return await self._preparer.process(
             request,

@@ -25,11 +25,13 @@ from router.media.ticket import Blob, Clip, Ticket
 from router.observe.metrics import Metrics
 from router.observe.tracing import Tracing
 from router.prefix.blocks import MediaSpan, PromptBlocks
+from router.prefix.names import Learned
 from router.request.anchors import check_anchors, refuse_anchors
 from router.request.estimate import estimate_item
 from router.request.interest import Interest
 from router.request.plan import MediaItem, MediaPlan
 from router.request.prepared import Body, ItemSize, Prepared
+from router.request.referred import Item, expand
 from router.request.tensors_in import adopt_client_tensors
 from router.vision.backend.base import Backend
 from router.vision.identity import item_identity
@@ -42,6 +44,8 @@ T = TypeVar("T")
 
 # Raises the `Fault` of a request that nobody can have, of which all but the pixels is known.
 Admit = Callable[[Prepared], Awaitable[None]]
+# By a model's served name and the router's name of an item.
+FindLearned = Callable[[str, str], Learned | None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,11 @@ class Tensor:
 
 
 class Preparer:
-    """Owns nothing; knows where media come from and what packs them."""
+    """Owns nothing; knows where media come from and what packs them.
+
+    `learned` finds what workers of a model call an item that the router calls
+    by another name.
+    """
 
     def __init__(
         self,
@@ -79,8 +87,11 @@ class Preparer:
         backend: Backend,
         metrics: Metrics,
         tracing: Tracing | None = None,
+        *,
+        learned: FindLearned = lambda model, name: None,
     ) -> None:
         self._intake = intake
+        self._learned = learned
         self._backend = backend
         self._metrics = metrics
         self._tracing = tracing or Tracing()
@@ -163,35 +174,35 @@ class Preparer:
         model: Model,
         model_id: str,
         interest: Interest,
+        *,
+        served: str,
     ) -> Prepared:
         """References for a worker: each judged, one anchor each, nothing fetched.
 
         But for the first bytes of pictures where their sizes are of interest.
+        `served` is what clients call the model, `model_id` what its workers do.
         """
         spec = spec_of(model)
         ids = request.tokenized.input_ids
         check_anchors(spec, ids, plan.items)
         seen = await _all(self._look(i, model_id, interest) for i in plan.items)
-        estimates = [estimate_item(spec, *pair) for pair in zip(plan.items, seen, strict=True)]
-        expanded = spec.expand(ids, [e.plan for e in estimates])
-        exact = all(e.certain for e in estimates) and all(s.named_by_content for s in seen)
-        names = [s.name for s in seen]
+        items = [
+            Item(
+                glance,
+                estimate_item(spec, item, glance),
+                self._learned(served, glance.name) if interest.prefixes else None,
+            )
+            for item, glance in zip(plan.items, seen, strict=True)
+        ]
+        prompt = expand(spec, ids, items, prefixes=interest.prefixes)
         return Prepared(
             Body(strip(request)),
-            prompt_tokens=len(expanded.ids),
+            prompt_tokens=prompt.tokens,
             estimated=True,
-            blocks=PromptBlocks(expanded.ids, _spans(names, expanded.ranges), exact=exact)
-            if interest.prefixes
-            else None,
+            blocks=prompt.blocks,
+            references=prompt.references,
             item_counts=_counts(plan.items),
-            items=tuple(
-                ItemSize(
-                    e.plan.source_width if e.known else 0,
-                    e.plan.source_height if e.known else 0,
-                    e.plan.feature_tokens,
-                )
-                for e in estimates
-            ),
+            items=prompt.items,
         )
 
     async def _look(self, item: MediaItem, model_id: str, interest: Interest) -> Glance:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from router.prefix.blocks import PromptBlocks
+from router.prefix.learn import References
 from router.vision.plan import PixelFormat
 from router.vision.tensors import Batch, serialize
 from router.wire import common, engine
@@ -56,7 +57,8 @@ class Prepared:
     """`prompt_tokens` is the expanded length; `estimated` says that it was guessed from
     what the router could see of forwarded references. `largest_item_tokens` is
     in feature tokens, 0 while not known. `blocks` are for whoever scores
-    prefixes, None where nobody does.
+    prefixes, None where nobody does; `references` are the media in them that a
+    worker is to fetch.
     """
 
     body: Body
@@ -68,3 +70,4 @@ class Prepared:
     pixel_format: PixelFormat | None = None
     model_fingerprint: str | None = None
     blocks: PromptBlocks | None = None
+    references: References | None = None

@@ -30,6 +30,7 @@ class Ready:
         self.constraint = constraint
         self.pairs = pairs
         self.view = view
+        self.references = prepared.references
         self._body: Body | None = prepared.body
         self._ticket = ticket
         self._continuation = Continuation() if movable else None

@@ -22,6 +22,8 @@ from router.policy.base import Candidate
 from router.policy.models import Policies
 from router.prefix.events import EventReader
 from router.prefix.index import PrefixIndex
+from router.prefix.learn import Learner, References, Watch
+from router.prefix.names import Learned
 from router.prefix.resident import Resident
 from router.prefix.subscription import StreamEnded, Subscription
 from router.request.relay import being_cancelled
@@ -56,6 +58,7 @@ class Residents:
         self._on_lag = on_lag
         self._policies: Policies | None = None
         self._indexes: dict[str, PrefixIndex] = {}
+        self._learners: dict[str, Learner] = {}
         self._residents: dict[Worker, Resident] = {}
         self._streams: dict[Worker, tuple[Subscription, asyncio.Task[None]]] = {}
 
@@ -86,9 +89,27 @@ class Residents:
         name = worker.capability.served_name
         if name not in self._indexes:
             self._indexes[name] = PrefixIndex(clock=self._registry.clock)
+            self._learners[name] = Learner(self._registry.clock)
         block_size = worker.capability.block_size or _ORDINARY_BLOCK
-        resident = self._residents[worker] = Resident(self._indexes[name], block_size)
+        resident = Resident(self._indexes[name], block_size, self._learners[name])
+        self._residents[worker] = resident
         return resident
+
+    def learned(self, model: str, name: str) -> Learned | None:
+        """What the model's workers call an item that the router calls `name`, if it is known."""
+        learner = self._learners.get(model)
+        return learner.known(name) if learner is not None else None
+
+    def watch(self, worker: Worker, references: References) -> Watch | None:
+        """Follows what the worker reports of these references, if it reports at all."""
+        resident = self._residents.get(worker)
+        return resident.watch(references) if resident is not None else None
+
+    def learners(self) -> Iterable[tuple[str, Learner]]:
+        """What was learned of each model's media, by the model's name."""
+        for learner in self._learners.values():
+            learner.settle()
+        return self._learners.items()
 
     def indexes(self) -> Iterable[tuple[str, PrefixIndex]]:
         """Each model's index, by the model's name."""

@@ -105,6 +105,12 @@ class Replacement:
     offset: int
     length: int
 
+    def with_range(self, placeholders: npt.NDArray[np.uint32]) -> Replacement:
+        """The same with another placeholder range, of whatever length."""
+        before, after = self.ids[: self.offset], self.ids[self.offset + self.length :]
+        ids = np.concatenate([before, placeholders, after])
+        return Replacement(ids, self.offset, len(placeholders))
+
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
@@ -269,9 +275,15 @@ class ModelSpec(ABC):
         return out
 
     def expand(
-        self, input_ids: Sequence[int] | npt.NDArray[Any], plans: Sequence[ItemPlan]
+        self,
+        input_ids: Sequence[int] | npt.NDArray[Any],
+        plans: Sequence[ItemPlan],
+        known: Mapping[int, npt.NDArray[np.uint32]] | None = None,
     ) -> Expanded:
         """Replace each anchor by its item's tokens, in prompt order.
+
+        `known` holds placeholder ranges that were seen, by the item's place
+        in `plans`; they stand instead of what the plan says.
 
         Raises Fault ANCHOR_MISMATCH unless the prompt holds exactly one anchor
         of the right modality for each item; a run that was expanded already
@@ -282,8 +294,10 @@ class ModelSpec(ABC):
         pieces: list[npt.NDArray[np.uint32]] = []
         ranges: list[tuple[int, int]] = []
         taken = length = 0
-        for position, plan in zip(positions, plans, strict=True):
+        for place, (position, plan) in enumerate(zip(positions, plans, strict=True)):
             new = self.replacement(plan)
+            if known and place in known:
+                new = new.with_range(known[place])
             pieces += [ids[taken:position], new.ids]
             length += position - taken
             ranges.append((length + new.offset, new.length))
