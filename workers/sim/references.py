@@ -9,6 +9,7 @@ import grpc
 import numpy as np
 
 from router.faults import Fault, Reason
+from router.media.header import Colour
 from router.media.intake import Blob, Clip, MediaIntake, MediaSource, Ticket
 from router.media.limits import MIB, FetchLimits, MediaLimits
 from router.vision.backend.cpu import CpuBackend
@@ -83,7 +84,8 @@ class MediaReferences:
             ids, ranges = self._expanded(ids, plans)
             placed, seen = [], []
             for file, plan, (offset, length) in zip(files, plans, ranges, strict=True):
-                identifier = item_identity(plan.modality, file.data, self._options().model)
+                model = self._options().model
+                identifier = item_identity(plan.modality, file.data, model, _conversion(file))
                 placed.append(Placed(identifier, offset, length))
                 sight = await self._sight(ticket, file, plan, identifier)
                 seen.append(Seen(sight, plan.feature_tokens, plan.feature_tokens))
@@ -135,6 +137,18 @@ class MediaReferences:
         sight = await ticket.run(encoded)
         self._encoder.keep(identifier, sight)
         return sight
+
+
+def _conversion(file: Blob | Clip) -> tuple[str, ...]:
+    """What a real worker does to the file before it hashes it, which makes it another item.
+
+    Only a file whose pixels are RGB of 8 bits is hashed as it came.
+    """
+    if isinstance(file, Clip):
+        return ("frames",)
+    header = file.header
+    plain = header.colour is Colour.RGB and header.bit_depth == 8 and not header.has_alpha
+    return () if plain else ("converted",)
 
 
 def _grid(plan: ItemPlan) -> Grid:
