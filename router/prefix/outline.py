@@ -9,7 +9,7 @@ item's name, and the tokens in the gap are those that stand for it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,14 +18,16 @@ import numpy as np
 from router.prefix.blocks import PromptBlocks, Tokens
 from router.prefix.changes import Stored
 
+# Tokens are compared as bytes, which for some hundred of them is the quickest by far.
+_WIDTH = np.dtype(np.uint32).itemsize
+
 
 @dataclass(frozen=True)
 class Outline:
     """A prompt whose media are not all known.
 
     `blocks` is the prompt as it is estimated to be, of which the first `sure`
-    tokens, and the media in them, are as the worker has them. `parts` are the
-    tokens before each item and after the last, which are known in any case.
+    tokens, and the media in them, are as the worker has them.
     """
 
     blocks: PromptBlocks
@@ -35,16 +37,28 @@ class Outline:
     def items(self) -> int:
         return len(self.blocks.media)
 
-    def part(self, k: int) -> Tokens:
-        """The known tokens before item k; for k = `items` those after the last."""
-        media, tokens = self.blocks.media, self.blocks.tokens
-        begin = media[k - 1].offset + media[k - 1].length if k else 0
-        return tokens[begin : media[k].offset] if k < len(media) else tokens[begin:]
+    @cached_property
+    def parts(self) -> tuple[bytes, ...]:
+        """The tokens before each item, and after the last, which are known in any case."""
+        raw, media = self.blocks.tokens.tobytes(), self.blocks.media
+        begins = [0, *(span.offset + span.length for span in media)]
+        ends = [*(span.offset for span in media), len(self.blocks.tokens)]
+        return tuple(raw[_WIDTH * i : _WIDTH * j] for i, j in zip(begins, ends, strict=True))
 
-    def last_token(self, k: int) -> int:
-        """The one that ends item k's placeholder range, whatever its length."""
-        span = self.blocks.media[k]
-        return int(self.blocks.tokens[span.offset + span.length - 1])
+    @cached_property
+    def lasts(self) -> tuple[bytes, ...]:
+        """The token that ends each item's placeholder range, whatever its length."""
+        ends = [span.offset + span.length - 1 for span in self.blocks.media]
+        return tuple(self.blocks.tokens[end].tobytes() for end in ends)
+
+    def after(self, parent: int, size: int) -> int | None:
+        """The token behind the block of this key, if it is one of those that are sure."""
+        keys = self.blocks.keys(size)[: self.sure // size]
+        raw, wanted = keys.tobytes(), np.uint64(parent).tobytes()
+        at = raw.find(wanted)
+        while at % keys.itemsize and at >= 0:
+            at = raw.find(wanted, at + 1)
+        return (at // keys.itemsize + 1) * size if at >= 0 else None
 
 
 @dataclass(frozen=True)
@@ -64,41 +78,43 @@ class Mention:
 class Reported:
     """Consecutive blocks of `size` tokens of one prompt, the first at its token `start`.
 
-    `tokens` is uint32 [n * size]; `names` has (block, identifier, offset from
+    `raw` is their tokens, uint32 [n * size]; `names` has (block, identifier, offset from
     the block's first token) rows in their order.
     """
 
     start: int
     size: int
-    tokens: Tokens
+    raw: bytes
     names: tuple[tuple[int, str, int], ...]
 
     @property
     def end(self) -> int:
-        return self.start + len(self.tokens)
+        return self.start + len(self.raw) // _WIDTH
 
-    def at(self, begin: int, end: int) -> Tokens:
+    def at(self, begin: int, end: int) -> bytes:
         """Those of the prompt's tokens [begin, end) that are in these blocks."""
-        return self.tokens[max(0, begin - self.start) : max(0, end - self.start)]
+        return self.raw[_WIDTH * max(0, begin - self.start) : _WIDTH * max(0, end - self.start)]
 
-    def agrees(self, known: Tokens, at: int) -> bool:
+    def agrees(self, known: bytes, at: int) -> bool:
         """Whether `known` can be the prompt's tokens from `at` on."""
-        skipped = max(0, self.start - at)
-        seen = self.at(at, at + len(known))
-        return bool(np.array_equal(seen, known[skipped : skipped + len(seen)]))
+        seen = self.at(at, at + len(known) // _WIDTH)
+        skipped = _WIDTH * max(0, self.start - at)
+        return seen == known[skipped : skipped + len(seen)]
 
     def until(self, length: int) -> Reported:
         """The blocks that lie within a prompt of so many tokens."""
         blocks = max(0, min(self.end, length) - self.start) // self.size
+        if blocks == (self.end - self.start) // self.size:
+            return self
         names = tuple(row for row in self.names if row[0] < blocks)
-        return Reported(self.start, self.size, self.tokens[: blocks * self.size], names)
+        return Reported(self.start, self.size, self.raw[: _WIDTH * blocks * self.size], names)
 
     def followed_by(self, stored: Stored) -> Reported:
         """With a run whose parent is the last of these blocks."""
-        shift = len(self.tokens) // self.size
+        shift = (self.end - self.start) // self.size
         names = tuple((shift + block, name, offset) for block, name, offset in rows(stored))
-        tokens = np.concatenate([self.tokens, stored.tokens])
-        return Reported(self.start, self.size, tokens, self.names + names)
+        raw = self.raw + stored.tokens.tobytes()
+        return Reported(self.start, self.size, raw, self.names + names)
 
     @cached_property
     def mentions(self) -> tuple[Mention, ...]:
@@ -122,7 +138,7 @@ def rows(stored: Stored) -> Iterator[tuple[int, str, int]]:
 
 def reported(stored: Stored, start: int) -> Reported:
     """A run that begins at token `start` of its prompt."""
-    return Reported(start, stored.block_size, stored.tokens, tuple(rows(stored)))
+    return Reported(start, stored.block_size, stored.tokens.tobytes(), tuple(rows(stored)))
 
 
 @dataclass(frozen=True)
@@ -159,9 +175,9 @@ def read(outline: Outline, seen: Reported, length: int = 0) -> dict[int, Item] |
         return None
     found: dict[int, Item] = {}
     for k in range(before, outline.items):
-        if not seen.agrees(outline.part(k), at):
+        if not seen.agrees(outline.parts[k], at):
             return None
-        at += len(outline.part(k))
+        at += len(outline.parts[k]) // _WIDTH
         if at >= seen.end:
             return None if mentions else found
         if not mentions or mentions[0].offset != at:
@@ -172,17 +188,16 @@ def read(outline: Outline, seen: Reported, length: int = 0) -> dict[int, Item] |
         if not ends and (mention.end < seen.end or mentions or told):
             return None
         if len(ends) != 1:
+            # What follows cannot be placed.
             found[k] = Item(mention.identifier, at, None)
-            # What follows cannot be placed, but for what the next item's offset tells.
             return found
         (end,) = ends
         found[k] = Item(mention.identifier, at, _placeholders(outline, k, seen, at, end))
         at = end
-    if mentions or not seen.agrees(outline.part(outline.items), at):
+    last = outline.parts[outline.items]
+    if mentions or not seen.agrees(last, at):
         return None
-    if length and at + len(outline.part(outline.items)) != length:
-        return None
-    return found
+    return None if length and at + len(last) // _WIDTH != length else found
 
 
 def _ends(
@@ -194,34 +209,42 @@ def _ends(
     length: int,
 ) -> list[int]:
     """Where item k may end, as offsets in the prompt."""
-    part, last = outline.part(k + 1), outline.last_token(k)
+    part, last = outline.parts[k + 1], outline.lasts[k]
     first = max(mention.offset, mention.begin) + 1
+    ends: Iterable[int]
     if following:
-        ends = [following[0].offset - len(part)]
+        ends = [following[0].offset - len(part) // _WIDTH]
     elif length and k + 1 == outline.items:
-        ends = [length - len(part)]
-        if ends[0] > mention.end == seen.end:
-            return ends
-    elif len(part):
+        end = length - len(part) // _WIDTH
+        if end > mention.end == seen.end:
+            return [end]
+        ends = [end]
+    elif part:
         # Where the item's last token is followed by the first one after it.
-        lasts = seen.at(first - 1, min(mention.end, seen.end - 1))
-        nexts = seen.at(first, mention.end + 1)
-        ends = (first + np.flatnonzero((lasts == last) & (nexts == part[0]))).tolist()
+        border = seen.at(first - 1, mention.end + 1)
+        ends = (first + at for at in _all_aligned(border, last + part[:_WIDTH]))
     else:
-        ends = list(range(first, mention.end + 1))
+        ends = range(first, mention.end + 1)
     return [
         end
         for end in ends
-        if first <= end <= mention.end
-        and int(seen.tokens[end - 1 - seen.start]) == last
-        and seen.agrees(part, end)
+        if first <= end <= mention.end and seen.at(end - 1, end) == last and seen.agrees(part, end)
     ]
 
 
 def _placeholders(outline: Outline, k: int, seen: Reported, begin: int, end: int) -> Tokens | None:
-    tokens = seen.at(begin, end)
+    tokens = np.frombuffer(seen.at(begin, end), np.uint32)
     if end <= seen.end:
-        return tokens.copy()
+        return tokens
     # The rest is in a block that is not full. Of a plain run it can only be more of the same.
-    last = outline.last_token(k)
+    (last,) = np.frombuffer(outline.lasts[k], np.uint32)
     return np.full(end - begin, last, np.uint32) if (tokens == last).all() else None
+
+
+def _all_aligned(raw: bytes, pattern: bytes) -> Iterator[int]:
+    """The positions of a pattern of two tokens, in tokens."""
+    at = raw.find(pattern)
+    while at >= 0:
+        if at % _WIDTH == 0:
+            yield at // _WIDTH
+        at = raw.find(pattern, at + 1)
