@@ -159,6 +159,14 @@ async def test_a_converted_file_is_known_by_what_the_worker_calls_it() -> None:
             assert blocks[home] == counts.prompt_tokens // 16
 
 
+async def test_a_local_file_is_known_like_any_other() -> None:
+    folder = (Path(__file__).parents[1] / "data" / "images").resolve()
+    async with learning(SimOptions(local_root=folder), media_local_root=str(folder)) as (served, _):
+        url = (folder / PHOTO).as_uri()
+        home = await taught(served, 1, seeing(PICTURE, url))
+        assert (await matched(served, seeing(PICTURE, url)))[home] == PHOTO_BLOCKS
+
+
 async def test_a_clip_is_known_with_its_frames() -> None:
     async with learning(SimOptions()) as (served, host):
         host.routes["/clip.mp4"] = fixed(CLIP.read_bytes())

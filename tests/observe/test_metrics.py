@@ -18,6 +18,7 @@ from router.prefix.changes import Stored
 from router.prefix.events import EventReader
 from router.prefix.gauges import prefix_gauges
 from router.prefix.index import PrefixIndex
+from router.prefix.learn import Learner
 from router.rpc.errors import TABLE
 from tests.serving import (
     MODEL,
@@ -250,9 +251,16 @@ def test_a_name_is_not_given_twice() -> None:
 
 def test_the_prefix_index_and_its_streams_are_shown() -> None:
     metrics, index, reader = Metrics(), PrefixIndex(), EventReader()
-    metrics.show(prefix_gauges(lambda: [("m", index)], lambda: [("w:1", reader)]))
+    learner = Learner(lambda: 0.0)
+    learner.learned, learner.ambiguous = 5, 2
+    metrics.show(
+        prefix_gauges(lambda: [("m", index)], lambda: [("w:1", reader)], lambda: [("m", learner)])
+    )
     index.apply(index.join(), Stored(np.array([7]), None, np.arange(16, dtype=np.uint32), 16))
     reader.resyncs = 3
     value = metrics.registry.get_sample_value
     assert value("router_prefix_index_blocks", {"model": "m"}) == 1
     assert value("router_kv_event_resyncs_total", {"worker": "w:1"}) == 3
+    assert value("router_media_names", {"model": "m"}) == 0
+    assert value("router_media_names_learned_total", {"model": "m"}) == 5
+    assert value("router_media_names_ambiguous_total", {"model": "m"}) == 2

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from router.prefix.blocks import BlockExtras, identifier_digest
+from router.prefix.changes import Stored
 from router.wire.common_pb2 import (
     EngineLoad,
     KvBlock,
@@ -76,3 +78,23 @@ def chunk(index: int, count: int, number: int, *events: KvCacheEvent) -> KvEvent
     return KvEventBatch(
         sequence_number=number, snapshot=KvSnapshotChunk(index=index, count=count), events=events
     )
+
+
+def run_of(tokens: np.ndarray, media: Sequence[tuple[str, int, int]], size: int) -> Stored:
+    """The full blocks of a prompt with (identifier, offset, length) items, as one run."""
+    blocks = len(tokens) // size
+    starts, digests, offsets, names = [0], [], [], []
+    for block in range(blocks):
+        for name, offset, length in media:
+            if offset < (block + 1) * size and offset + length > block * size:
+                digests.append(identifier_digest(name))
+                offsets.append(offset - block * size)
+                names.append(name)
+        starts.append(len(digests))
+    extras = BlockExtras(
+        np.array(starts, np.int64),
+        np.array(digests, np.uint64),
+        np.array(offsets, np.int64),
+        tuple(names),
+    )
+    return Stored(np.arange(blocks), None, tokens[: blocks * size], size, extras)

@@ -29,6 +29,26 @@ def made(family: str, **overrides: Any) -> Any:
 
 
 @pytest.mark.parametrize("family", MODELS)
+def test_a_placeholder_range_that_was_seen_stands_for_the_planned_one(family: str) -> None:
+    spec = made(family)
+    sizes = [(300, 500), (900, 400)]
+    truth = [spec.plan_image(*size, index=i) for i, size in enumerate(sizes)]
+    guess = [spec.plan_image(640, 480, index=i) for i in range(2)]
+    anchor = spec.anchor_ids["image"]
+    prompt = [1, anchor, 2, anchor, 3]
+    whole = spec.expand(prompt, truth)
+    ranges = {
+        place: whole.ids[offset : offset + length]
+        for place, (offset, length) in enumerate(whole.ranges)
+    }
+    seen = spec.expand(prompt, guess, ranges)
+    assert seen.ids.tolist() == whole.ids.tolist()
+    assert seen.ranges == whole.ranges
+    half = spec.expand(prompt, [truth[0], guess[1]], {1: ranges[1]})
+    assert half.ids.tolist() == whole.ids.tolist()
+
+
+@pytest.mark.parametrize("family", MODELS)
 def test_a_request_of_two_images_passes_its_own_checks(family: str) -> None:
     spec = made(family)
     pictures = [np.zeros((500, 300, 3), np.uint8), np.full((400, 900, 3), 9, np.uint8)]
