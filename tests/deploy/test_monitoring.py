@@ -48,7 +48,7 @@ def names(metrics: Metrics) -> Iterator[str]:
 def existing() -> set[str]:
     """The names of all series that a router can have."""
     prefixes = Metrics()
-    prefixes.show(prefix_gauges(list, list))
+    prefixes.show(prefix_gauges(list, list, list))
     return {*names(App(config.load({"http": ""})).metrics), *names(prefixes)}
 
 
