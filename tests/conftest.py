@@ -8,12 +8,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import structlog
 
 from router import kernels
 from router.observe import logging as router_logging
 from router.observe.logging import configure, set_level
+
+# No example is wrong for being slow: this machine may have others to serve.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -37,6 +38,12 @@ _BRISK = {
     "http": "",
     "health_interval": "50ms",
     "load_interval": "50ms",
+    # Patient where a busy machine is slow: who wants a limit sets it.
+    "health_timeout": "60s",
+    "connect_timeout": "60s",
+    "queue_timeout": "60s",
+    "media_budget_wait": "5s",
+    "silence_timeout": "60s",
 }
 
 
@@ -150,6 +157,10 @@ class Serving:
         return router_pb2_grpc.RouterAdminStub(self.channel)
 
     # -- State
+
+    def let_breaker_rest(self, position: int = 0) -> None:
+        """Makes it an hour later for a worker's breaker, so that no test races its time."""
+        self.worker(position).breaker._clock = lambda: time.monotonic() + 3600.0
 
     def worker(self, position: int = 0) -> Worker:
         """The router's own view of one of the workers."""

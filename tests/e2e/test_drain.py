@@ -36,14 +36,15 @@ _TIME_WAIT = "06"
 
 def sockets_to(address: str) -> int:
     """TCP sockets of this host whose peer is `address`, those that merely wait left out."""
-    port = f":{int(address.rpartition(':')[2]):04X}"
+    # The host's last bytes: 127.0.0.1 as the tables write it, whichever the family.
+    peer = f"0100007F:{int(address.rpartition(':')[2]):04X}"
     rows = [
         line.split()
         # gRPC connects to IPv4 addresses by IPv6 sockets.
         for table in ("/proc/net/tcp", "/proc/net/tcp6")
         for line in Path(table).read_text().splitlines()[1:]
     ]
-    return sum(row[2].endswith(port) and row[3] != _TIME_WAIT for row in rows)
+    return sum(row[2].endswith(peer) and row[3] != _TIME_WAIT for row in rows)
 
 
 async def drained(call: Any) -> list[Any]:

@@ -77,6 +77,7 @@ async def test_client_faults_pass_through_and_never_open_a_breaker(status: str) 
             assert refused.reason == ""
             assert refused.route["attempts"] == "1"
         assert {w.breaker.state.value for w in served.app.registry} == {"closed"}
+        await served.at_rest()
         assert served.outcomes() == {("client_fault", "worker_refused"): 20}
 
 
@@ -84,12 +85,13 @@ async def test_enough_failures_open_the_breaker_and_a_probe_closes_it() -> None:
     async with serving(
         SimOptions(),
         breaker_min_calls=3,
-        breaker_open_for="200ms",
+        breaker_open_for="1h",
         retry_max_attempts=1,
         worker_wait=0,
     ) as served:
         for _ in range(3):
             assert (await served.refusal(tokenized("[[sim: fail]]"))).code.name == "UNAVAILABLE"
+        await served.at_rest()
         assert served.worker().breaker.state.value == "open"
         calls = served.workers[0].stats.calls["Generate"]
         refused = await served.refusal(tokenized("x"))
@@ -97,18 +99,21 @@ async def test_enough_failures_open_the_breaker_and_a_probe_closes_it() -> None:
         assert refused.about["breaker_open"] == "1"
         assert refused.retry_after is not None
         assert served.workers[0].stats.calls["Generate"] == calls
-        await eventually(lambda: served.worker().breaker.state.value == "half_open")
+        served.let_breaker_rest()
+        assert served.worker().breaker.state.value == "half_open"
         await served.generate(tokenized("x"))
         assert served.worker().breaker.state.value == "closed"
 
 
 async def test_a_half_open_worker_gets_one_probe_at_a_time() -> None:
     async with serving(
-        SimOptions(), breaker_min_calls=1, breaker_open_for="50ms", retry_max_attempts=1
+        SimOptions(), breaker_min_calls=1, breaker_open_for="1h", retry_max_attempts=1
     ) as served:
         worker = served.workers[0]
         await served.refusal(tokenized("[[sim: fail]]"))
-        await eventually(lambda: served.worker().breaker.state.value == "half_open")
+        await served.at_rest()
+        served.let_breaker_rest()
+        assert served.worker().breaker.state.value == "half_open"
         probe = served.stub.Generate(streamed("[[sim: hang]]"), timeout=15)
         await eventually(lambda: worker.stats.live == 1)
         refusals = await asyncio.gather(*(served.refusal(tokenized("x")) for _ in range(10)))
@@ -172,7 +177,7 @@ async def test_a_call_that_the_worker_itself_ends_is_not_the_clients_cancel(stat
 
 async def test_a_silent_worker_is_given_up_for_another() -> None:
     async with serving(
-        SimOptions(faults=("hang",)), SimOptions(), first_output_timeout="200ms"
+        SimOptions(faults=("hang",)), SimOptions(), first_output_timeout="1s"
     ) as served:
         for _ in range(2):
             await served.generate(tokenized("x"))
@@ -260,6 +265,8 @@ async def test_removing_a_worker_ends_its_streams_as_broken() -> None:
         await served.app.fleet.remove(worker)
         refused = await refusal_of(_drained(call))
         assert refused.reason == "WORKER_STREAM_BROKEN"
+        # A client hears of its end a moment before it is counted.
+        await served.at_rest()
         assert served.outcomes() == {("worker_failed", "worker_stream_broken"): 1}
 
 
@@ -324,11 +331,20 @@ async def test_a_frozen_worker_does_not_hold_up_the_others() -> None:
 
 async def test_a_request_waits_for_a_worker_that_is_about_to_come_back() -> None:
     async with serving(
-        SimOptions(), breaker_min_calls=3, breaker_open_for="200ms", retry_max_attempts=1
+        SimOptions(),
+        breaker_min_calls=3,
+        breaker_open_for="1h",
+        retry_max_attempts=1,
+        worker_wait="60s",
     ) as served:
         for _ in range(3):
             assert (await served.refusal(tokenized("[[sim: fail]]"))).code.name == "UNAVAILABLE"
+        await served.at_rest()
         assert served.worker().breaker.state.value == "open"
-        for request in (tokenized("x"), seeing(PICTURE, data_url("photo_640x480.jpg"))):
-            answer = await served.generate(request)
-            assert answer[-1].complete.finish_reason == "stop"
+        requests = (tokenized("x"), seeing(PICTURE, data_url("photo_640x480.jpg")))
+        answers = [asyncio.create_task(served.generate(request)) for request in requests]
+        await eventually(lambda: served.metric("router_requests_in_flight") == 2)
+        assert served.workers[0].stats.calls["Generate"] == 3
+        served.let_breaker_rest()
+        for answer in answers:
+            assert (await answer)[-1].complete.finish_reason == "stop"

@@ -115,7 +115,7 @@ _SAMPLES = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     sample=st.sampled_from(_SAMPLES),
     changes=st.lists(

@@ -50,7 +50,7 @@ def test_only_a_success_is_a_word_from_the_worker() -> None:
         assert leased.heard_at == heard_at
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.integers(0, 9000), st.sampled_from(CallResult)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.faults import Fault, Reason
@@ -154,7 +154,6 @@ STEP = st.tuples(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(STEP, max_size=60))
 def test_no_order_of_events_breaks_the_accounts(steps: list[tuple[str, int, int, int]]) -> None:
     async def run() -> None:

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.prefix.blocks import (
@@ -28,7 +28,6 @@ def tokens(n: int, start: int = 0) -> np.ndarray:
     return np.arange(start, start + n, dtype=np.uint32)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**32 - 1), max_size=40), st.integers(0, 2**64 - 1))
 def test_the_compiled_hash_is_xxh64(words: list[int], seed: int) -> None:
     array = np.array(words, np.uint32)
@@ -95,7 +94,6 @@ def test_an_image_counts_where_it_overlaps(offset: int, length: int, touched: in
     assert np.flatnonzero(plain != keys)[0] == touched
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 7),
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=5),

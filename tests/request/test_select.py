@@ -180,7 +180,7 @@ _constraints = st.builds(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.lists(_workers, max_size=6), _constraints, st.integers(0, 7), st.booleans(), st.data())
 def test_nobody_is_chosen_whom_the_constraint_does_not_admit(
     workers: list[Worker],

@@ -435,8 +435,8 @@ async def test_overloaded_workers_shed_once_a_request(form: str) -> None:
         assert refused.reason == "OVERLOADED"
         assert refused.code is Code.RESOURCE_EXHAUSTED
         assert refused.retry_after is not None and refused.retry_after >= timedelta(seconds=1)
+        await eventually(lambda: served.outcomes() == {("overloaded", "overloaded"): 1})
         assert sum(s.value for s in served.samples("router_sheds_total")) == 1
-        assert served.outcomes() == {("overloaded", "overloaded"): 1}
         for call in calls:
             call.cancel()
 
@@ -644,6 +644,7 @@ async def test_a_request_that_would_kill_an_engine_reaches_none(style: Any) -> N
         sim = served.workers[0]
         assert sim.stats.calls["Generate"] == 0
         assert sim.engine.dead is None
+        await served.at_rest()
         assert served.outcomes() == {("client_fault", "malformed_tensors"): len(killers())}
 
 

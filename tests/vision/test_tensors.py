@@ -85,7 +85,7 @@ def test_hand_framed_bytes_parse_to_the_message_protobuf_would_write(
 
 
 @given(st.lists(st.integers(0, 300_000), min_size=1, max_size=3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_framing_holds_at_every_length(sizes: list[int]) -> None:
     payload = tuple(np.arange(size, dtype=np.uint8) for size in sizes)
     head = engine.MultimodalInputs(mm_hashes=["h"])
@@ -325,7 +325,7 @@ def test_video_for_a_batch_without_video_is_refused_by_name() -> None:
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_hostile_bytes_never_crash_the_check(noise: bytes) -> None:
     batch, expanded = built(((320, 256),))
     raw = bytearray(batch.head.SerializeToString() + noise)

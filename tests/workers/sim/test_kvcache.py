@@ -84,7 +84,7 @@ def test_without_sharing_nothing_is_found_again() -> None:
 TEXTS = st.text(alphabet="ab", min_size=1, max_size=20)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(TEXTS, st.booleans()), max_size=30))
 def test_whatever_comes_and_goes_the_books_balance(steps: list[tuple[str, bool]]) -> None:
     cache = KvCache(8, 2)
