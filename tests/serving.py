@@ -29,7 +29,7 @@ PICTURE = "<|vision_start|><|image_pad|><|vision_end|>"
 MODEL = SimOptions().model
 
 # For things that take milliseconds, or a second where the machine is at rest.
-PATIENCE = 10.0
+PATIENCE = 30.0
 
 _LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 # Brisk probes, so that nothing here waits for an interval.
@@ -119,7 +119,7 @@ class Serving:
         self,
         request: engine.GenerateRequest,
         metadata: Sequence[tuple[str, str]] = (),
-        timeout: float = 15,
+        timeout: float = 60,
     ) -> list[engine.GenerateResponse]:
         call = self.stub.Generate(request, metadata=tuple(metadata), timeout=timeout)
         return [response async for response in call]
@@ -132,7 +132,7 @@ class Serving:
 
     async def route(self, request: engine.GenerateRequest) -> dict[str, str]:
         """The trailing metadata of a call that succeeds."""
-        call = self.stub.Generate(request, timeout=15)
+        call = self.stub.Generate(request, timeout=60)
         async for _ in call:
             pass
         trailers = await call.trailing_metadata()
@@ -142,7 +142,7 @@ class Serving:
         self,
         request: engine.GenerateRequest,
         metadata: Sequence[tuple[str, str]] = (),
-        timeout: float = 15,
+        timeout: float = 60,
     ) -> Refusal:
         """The error that a Generate ends with; fails when it ends well."""
         return await refusal_of(self.generate(request, metadata, timeout))
