@@ -73,6 +73,11 @@ class Fleet:
         if worker in self._probes:
             self._probes[worker][0].reread()
 
+    def suspect(self, worker: Worker) -> None:
+        """Has a worker's health checked at once, as a call of it has failed."""
+        if worker in self._probes:
+            self._probes[worker][0].suspect()
+
     def replace(self, worker: Worker, why: str, endpoint: Endpoint | None = None) -> None:
         """Another engine is at a worker's address: a new generation, known for nothing yet.
 

@@ -83,11 +83,18 @@ class Probe:
         # How often the worker has said of itself that it does not serve.
         self._declined = 0
         self._read_at = 0.0
+        self._checked_at = 0.0
+        self._suspected = False
         self._wake = asyncio.Event()
 
     def reread(self) -> None:
         """Asks for the worker's capability to be read again, at once unless it just has been."""
         self._asked = True
+        self._wake.set()
+
+    def suspect(self) -> None:
+        """Asks for a health check now: a call has failed, and the engine may be no more."""
+        self._suspected = True
         self._wake.set()
 
     async def run(self) -> None:
@@ -152,6 +159,10 @@ class Probe:
             if self._asked:
                 # A worker that refuses every request is not asked again for each.
                 await asyncio.sleep(self._read_at + _REREAD_PAUSE - self._clock())
+            if self._suspected:
+                # Nor is one that fails every request.
+                await asyncio.sleep(self._checked_at + _CONFIRM_PAUSE - self._clock())
+            self._suspected = False
             asked, self._asked = self._asked, False
             healthy = await self._serves()
             due = self._clock() - self._read_at >= self._settings.metadata_interval
@@ -169,6 +180,7 @@ class Probe:
     async def _serves(self) -> bool:
         """Asks once, and judges a bad answer; a good one is judged with what follows it."""
         asked_at, declined = self._clock(), self._declined
+        self._checked_at = asked_at
         try:
             await HealthQuestions(self._worker.channel).check(self._settings.health_timeout)
         except NotServing as error:

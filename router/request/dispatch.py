@@ -322,6 +322,8 @@ class Dispatcher:
             )
             if failed.why.reread:
                 self._fleet.reread(worker)
+            elif result is CallResult.FAILURE:
+                self._fleet.suspect(worker)
             # Not `failed` itself: its traceback leads to the call, and as long as anything
             # does, the call's connection stays open, whether its channel is closed or not.
             return AttemptFailed(failed.why, grown=failed.grown)

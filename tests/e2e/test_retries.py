@@ -105,6 +105,22 @@ async def test_enough_failures_open_the_breaker_and_a_probe_closes_it() -> None:
         assert served.worker().breaker.state.value == "closed"
 
 
+async def test_a_worker_whose_engine_has_died_is_found_out_by_the_call_that_fails() -> None:
+    # No check is due for an hour, and no breaker opens.
+    async with serving(
+        SimOptions(), SimOptions(), health_interval="1h", breaker_min_calls=1000
+    ) as served:
+        served.workers[0].engine.die("as was asked for")
+        calls = served.workers[0].stats.calls
+        while not calls["Generate"]:
+            await served.generate(tokenized("x"))
+        await eventually(lambda: served.worker(0).state.value == "unhealthy")
+        assert served.worker(0).state_reason == "health: NOT_SERVING"
+        for _ in range(3):
+            await served.generate(tokenized("x"))
+        assert calls["Generate"] == 1
+
+
 async def test_a_half_open_worker_gets_one_probe_at_a_time() -> None:
     async with serving(
         SimOptions(), breaker_min_calls=1, breaker_open_for="1h", retry_max_attempts=1

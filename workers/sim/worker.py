@@ -11,7 +11,6 @@ from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from router.wire import ENGINE_SERVICE
@@ -21,6 +20,7 @@ from workers.sim.bundle import family_of, model_files, pack
 from workers.sim.engine import Engine
 from workers.sim.events import EventHub
 from workers.sim.faults import Troubles
+from workers.sim.health import Health
 from workers.sim.kvcache import KvCache
 from workers.sim.options import SimOptions
 from workers.sim.picture import EncoderCache
@@ -115,7 +115,7 @@ class SimWorker:
         self.address = ""
         # HOST:PORT at which transfers are fetched, where the options ask for it.
         self.bootstrap_address = ""
-        self._health = HealthServicer()
+        self._health = Health(lambda: self.engine.dead is not None, _SERVICES)
         self._server: grpc.aio.Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from router.wire import engine
+from router.wire import ENGINE_SERVICE, engine
 from tests.workers.sim.client import chunk_ids, client_of, completes, prompt, streamed
 from workers.sim import SimOptions
 from workers.sim.faults import Trouble, parse_rule, parse_trouble
@@ -117,6 +119,29 @@ async def test_a_dead_engine_can_be_replaced() -> None:
         assert error.code() is grpc.StatusCode.INTERNAL
         client.worker.revive()
         assert await client.say(prompt("x"))
+
+
+@pytest.mark.parametrize("service", ["", ENGINE_SERVICE])
+async def test_a_dead_engine_fails_every_check_and_tells_no_open_watch(service: str) -> None:
+    question = health_pb2.HealthCheckRequest(service=service)
+    serving = health_pb2.HealthCheckResponse.SERVING
+    async with client_of() as client:
+        health: Any = health_pb2_grpc.HealthStub(client.channel)
+        watch = health.Watch(question)
+        assert (await watch.read()).status == serving
+        client.worker.engine.die("as was asked for")
+        for _ in range(2):
+            assert (await health.Check(question)).status != serving
+        assert (await health.Watch(question).read()).status != serving
+        # What it hears next is a change that it is told of.
+        client.worker.revive()
+        await client.worker.set_serving(False)
+        assert (await watch.read()).status != serving
+        assert (await health.Check(question)).status != serving
+        await client.worker.set_serving(True)
+        assert (await watch.read()).status == serving
+        assert (await health.Check(question)).status == serving
+        watch.cancel()
 
 
 async def test_a_directive_that_is_none_is_the_clients_fault() -> None:
