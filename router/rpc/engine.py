@@ -123,8 +123,12 @@ class EngineService:
             except Exception as error:
                 failed = wire_error(self._fault(error))
                 ending = Ending(failed.outcome, failed.reason, failed.code.name, failed.message)
-                if failed.code is grpc.StatusCode.DEADLINE_EXCEEDED and _deadline_passed(context):
-                    # The client's own limit, whoever was first to notice it.
+                unread = record.journey.progress.writing
+                if failed.code is grpc.StatusCode.DEADLINE_EXCEEDED and (
+                    unread or _deadline_passed(context)
+                ):
+                    # The client's own limit, whoever was first to notice it; or it has read
+                    # so slowly that its request's time was over, which is no worker's fault.
                     ending = TOO_LATE
                 await context.abort(
                     failed.code, failed.message, failed.trailers + _trailers(record)

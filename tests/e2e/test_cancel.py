@@ -181,11 +181,19 @@ async def test_a_client_that_leaves_while_a_write_waits_for_it_has_cancelled() -
 
 async def test_a_client_that_reads_slowly_is_no_silent_worker() -> None:
     options = SimOptions(tokens_per_chunk=500)
-    async with serving(options, idle_timeout="50ms") as served, clogged(served):
+    async with serving(options, idle_timeout="1s") as served, clogged(served):
+        (attempt,) = served.app.dispatcher.running.all()
+        await eventually(lambda: time.monotonic() - attempt.progress.last_at > 2.5)
         assert served.worker().load.in_flight == 1
 
 
 async def test_a_client_that_reads_nothing_is_held_no_longer_than_a_request_may_live() -> None:
     options = SimOptions(tokens_per_chunk=500)
-    async with serving(options, request_timeout="500ms") as served, clogged(served):
-        await eventually(lambda: not served.worker().load.in_flight, timeout=2)
+    settings: dict[str, Any] = {"request_timeout": "3s", "breaker_min_calls": 1}
+    async with serving(options, **settings) as served:
+        async with clogged(served):
+            await eventually(lambda: not served.worker().load.in_flight)
+        await served.at_rest()
+        # Its own doing, and not its worker's.
+        assert served.outcomes() == {("client_cancelled", "deadline"): 1}
+        assert served.worker().breaker.state.value == "closed"
