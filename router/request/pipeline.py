@@ -215,6 +215,9 @@ class Pipeline:
         # Without a stream the answer comes in one piece; with one token that is the first output.
         told = request.stream or request.sampling_params.max_tokens == 1
         async with self._intake.ticket() as ticket:
+            if decided.plan.tensors:
+                # Held in memory as long as those that the router makes.
+                await ticket.take_bytes(record.nbytes, 0)
             admit = self._admit(request, decided, deadline)
             prepared = await self.prepare(request, decided, ticket, admit)
             record.prompt_tokens = prepared.prompt_tokens

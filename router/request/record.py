@@ -14,6 +14,8 @@ class Record:
     """What is known of a request so far; filled as it goes, read when it ends."""
 
     request_id: str
+    # How large the request's message was.
+    nbytes: int = 0
     model: str = UNKNOWN_MODEL
     resolution: Resolution | None = None
     # Whether the request chose where its media are processed, and may not.

@@ -77,6 +77,7 @@ class EngineService:
         """Generate: the worker's own messages, one after the other."""
         async with self._counted("Generate", context) as record:
             request = _parse(engine.GenerateRequest, raw)
+            record.nbytes = len(raw)
             del raw
             record.request_id = request.request_id or uuid.uuid4().hex
             bind_request(record.request_id)

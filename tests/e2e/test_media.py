@@ -21,7 +21,9 @@ from tests.serving import (
     streamed,
     tokenized,
 )
+from tests.workers.sim.client import with_tensors
 from workers.sim import SimOptions, SimWorker
+from workers.sim.tokenizer import encode
 
 TENSORS_ONLY = SimOptions(mm_processor="")
 
@@ -153,3 +155,36 @@ async def test_no_line_of_the_log_holds_a_secret_or_a_picture() -> None:
     assert log.count(b'"outcome"') >= 9
     assert b"SECRET" not in log and b"U0VDUkVU" not in log
     assert max(map(len, log.splitlines())) < 2048
+
+
+async def test_tensors_of_clients_are_in_the_budget_until_their_first_output() -> None:
+    asked = with_tensors(f"{PICTURE}Look.", "photo_640x480.jpg")
+    waiting = with_tensors(f"[[sim: hang]]{PICTURE}", "photo_640x480.jpg")
+    settings = {"media_budget_bytes": 3 * asked.ByteSize(), "media_budget_wait": "50ms"}
+    async with serving(SimOptions(), media_request_bytes="1GiB", **settings) as served:
+        used = "router_media_budget_used_bytes"
+        call = served.stub.Generate(waiting, timeout=60)
+        await eventually(lambda: served.workers[0].stats.live == 1)
+        assert served.metric(used) == waiting.ByteSize()
+        assert (await served.refusal(asked)).reason == "MEDIA_BUDGET_FULL"
+        # A text takes nothing of it.
+        await served.say(tokenized("x"))
+        call.cancel()
+        await served.at_rest()
+        assert served.metric(used) == 0
+        asked.stream = True
+        asked.tokenized.input_ids.extend(encode("[[sim: hang-after-chunks=1]]"))
+        call = served.stub.Generate(asked, timeout=60)
+        await call.read()
+        assert served.metric(used) == 0
+        call.cancel()
+        await served.at_rest()
+
+
+async def test_tensors_of_a_client_that_no_budget_could_hold_are_refused_for_good() -> None:
+    asked = with_tensors(PICTURE, "photo_640x480.jpg")
+    async with serving(SimOptions(), media_request_bytes=asked.ByteSize() - 1) as served:
+        refused = await served.refusal(asked)
+        assert refused.reason == "MEDIA_TOO_LARGE"
+        assert refused.about["size"] == str(asked.ByteSize())
+        assert served.workers[0].stats.calls["Generate"] == 0
