@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from router.faults import Fault, Reason
 from router.vision.geometry import Draw, Filter, Layout, Rule, Tiles, whole
-from router.vision.plan import ItemPlan, Modality, ModelSpec, Replacement
+from router.vision.plan import Claim, ItemPlan, Modality, ModelSpec, Replacement, TensorNames
 from router.vision.settings import shrunk
 
 
@@ -50,6 +51,30 @@ class ImageSpec(ModelSpec):
     def replacement(self, plan: ItemPlan) -> Replacement:
         tokens = plan.feature_tokens
         return Replacement(np.full(tokens, self.placeholder_ids["image"], np.uint32), 0, tokens)
+
+
+class SquareSpec(ImageSpec):
+    """A family for which every picture is one square of `_side` and becomes `_tokens` tokens.
+
+    No tensor but the pixels says anything of it.
+    """
+
+    _side: int
+    _tokens: int
+
+    def tensor_names(self, modality: Modality) -> TensorNames:
+        return TensorNames((3, self._side, self._side), batched=("pixel_values",))
+
+    def side_tensors(self, plans: Sequence[ItemPlan]) -> dict[str, npt.NDArray[Any]]:
+        return {}
+
+    def side_shapes(self, modality: Modality) -> Mapping[str, tuple[int, ...]]:
+        return {}
+
+    def claim(
+        self, modality: Modality, side: Mapping[str, Sequence[int]], pixels: tuple[int, ...]
+    ) -> Claim:
+        return Claim(1, self._tokens)
 
 
 def squash(

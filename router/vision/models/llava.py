@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy.typing as npt
-
 from router.vision.files import ModelFiles
 from router.vision.geometry import Box, Draw, whole
-from router.vision.models.image_only import ImageSpec, encoder_patch, one_tile
-from router.vision.plan import Claim, ItemPlan, Modality, TensorNames
+from router.vision.models.image_only import SquareSpec, encoder_patch, one_tile
+from router.vision.plan import ItemPlan
 from router.vision.settings import Reader, model_token
 
 
-class Llava(ImageSpec):
+class Llava(SquareSpec):
     """LLaVA 1.5 checkpoints with a CLIP processor."""
 
     family = "llava"
@@ -67,17 +62,3 @@ class Llava(ImageSpec):
             feature_tokens=self._tokens,
             prompt_tokens=self._tokens,
         )
-
-    def tensor_names(self, modality: Modality) -> TensorNames:
-        return TensorNames((3, self._side, self._side), batched=("pixel_values",))
-
-    def side_tensors(self, plans: Sequence[ItemPlan]) -> dict[str, npt.NDArray[Any]]:
-        return {}
-
-    def side_shapes(self, modality: Modality) -> Mapping[str, tuple[int, ...]]:
-        return {}
-
-    def claim(
-        self, modality: Modality, side: Mapping[str, Sequence[int]], pixels: tuple[int, ...]
-    ) -> Claim:
-        return Claim(1, self._tokens)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import numpy.typing as npt
-
 from router.vision.files import ModelFiles
 from router.vision.geometry import Rule
-from router.vision.models.image_only import ImageSpec, config_value, one_tile, squash
-from router.vision.plan import Claim, ItemPlan, Modality, TensorNames
+from router.vision.models.image_only import SquareSpec, config_value, one_tile, squash
+from router.vision.plan import ItemPlan
 from router.vision.settings import Reader, model_token
 from router.vision.values import Normalization
 
@@ -18,7 +13,7 @@ _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-class QwenVL(ImageSpec):
+class QwenVL(SquareSpec):
     """Qwen-VL checkpoints, whose processor is code of the checkpoint itself.
 
     That code holds what other families keep in a preprocessor_config.json, so
@@ -55,17 +50,3 @@ class QwenVL(ImageSpec):
             feature_tokens=self._tokens,
             prompt_tokens=self._tokens + 2,
         )
-
-    def tensor_names(self, modality: Modality) -> TensorNames:
-        return TensorNames((3, self._side, self._side), batched=("pixel_values",))
-
-    def side_tensors(self, plans: Sequence[ItemPlan]) -> dict[str, npt.NDArray[Any]]:
-        return {}
-
-    def side_shapes(self, modality: Modality) -> Mapping[str, tuple[int, ...]]:
-        return {}
-
-    def claim(
-        self, modality: Modality, side: Mapping[str, Sequence[int]], pixels: tuple[int, ...]
-    ) -> Claim:
-        return Claim(1, self._tokens)
