@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -262,6 +263,8 @@ async def _end(app: App, running: asyncio.Task[None]) -> None:
     app.stop()
     async with asyncio.timeout(PATIENCE):
         await asyncio.wait([running])
+    # A router lasts as long as its process, elsewhere; here what it has frozen must go with it.
+    gc.unfreeze()
     if not running.cancelled():
         running.result()
 
