@@ -16,8 +16,9 @@ Status = health_pb2.HealthCheckResponse
 
 
 def probe(*args: str) -> subprocess.CompletedProcess[str]:
-    """The probe as an orchestrator runs it: a process of its own."""
-    command = [sys.executable, "-m", "router", "health", *args]
+    """The probe as an orchestrator runs it, in a process of its own, with more patience."""
+    patience = ("--connect-timeout", "30s", "--rpc-timeout", "30s")
+    command = [sys.executable, "-m", "router", "health", *patience, *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 

@@ -278,10 +278,11 @@ async def test_a_write_that_fails_while_messages_gather_ends_the_stream() -> Non
 
 
 async def test_a_worker_is_not_read_without_end_for_a_client_that_does_not_read() -> None:
-    progress, held = Progress(), asyncio.Event()
+    progress, stuck, held = Progress(), asyncio.Event(), asyncio.Event()
 
     async def write(_: bytes) -> None:
         if progress.messages > 30:
+            stuck.set()
             await held.wait()
         else:
             await asyncio.sleep(0.001)
@@ -299,7 +300,10 @@ async def test_a_worker_is_not_read_without_end_for_a_client_that_does_not_read(
             merge=True,
         )
     )
-    await asyncio.sleep(0.3)
+    await stuck.wait()
+    # Turns enough to read all there is.
+    for _ in range(3000):
+        await asyncio.sleep(0)
     assert progress.messages < 250
     assert progress.writing, "silence is not the worker's"
     held.set()
