@@ -28,7 +28,7 @@ def compile_all() -> None:
     """Compiles, or reads from the cache, every loop of the CPU; leaves word of it."""
     from router.prefix.warm import compile_ahead
 
-    CpuBackend(pool_bytes=0).warm_up()
+    CpuBackend().warm_up()
     compile_ahead()
     marker = _marker()
     if marker is not None:

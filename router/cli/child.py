@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 
+from router import heap
 from router.config import Settings
 from router.observe import logging
 from router.supervise.place import Place, heard
@@ -25,6 +26,7 @@ def main() -> int:
     place, settings = heard(line)
     logging.configure(settings.log_format, settings.log_level)
     logging.bind_process(place.number)
+    heap.keep_freed_memory()
     return asyncio.run(_serve(settings, place, supervisor.fileno()))
 
 

@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any
 
-from router import config
+from router import config, heap
 
 EPILOG = """\
 Every flag --a-b is also the variable MMROUTER_A_B and the key a_b of the file.
@@ -48,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         _log.warning("unknown_variable", name=name, nearest=nearest or None)
     if settings.processes > 1:
         return asyncio.run(_supervise(settings))
+    heap.keep_freed_memory()
     return asyncio.run(_serve(settings))
 
 

@@ -40,6 +40,24 @@ class WorkerState(Enum):
     GONE = "gone"
 
 
+class Outgoing:
+    """A serialised request on its way out.
+
+    A call keeps its request until its stream ends; of this one only the shell is left
+    once it was sent, and not its tens of megabytes.
+    """
+
+    __slots__ = ("_wire",)
+
+    def __init__(self, wire: bytes) -> None:
+        self._wire = wire
+
+    def take(self) -> bytes:
+        """The bytes, for the one time that they are sent."""
+        wire, self._wire = self._wire, b""
+        return wire
+
+
 class Worker:
     """A worker's address, connection, state and what is known of it.
 
@@ -85,8 +103,8 @@ class Worker:
         self.channel = channel
         self.stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
         # Raw bytes in and out: token chunks are relayed without being parsed.
-        self.generate: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
-            f"/{ENGINE_SERVICE}/Generate"
+        self.generate: grpc.aio.UnaryStreamMultiCallable[Outgoing, bytes] = channel.unary_stream(
+            f"/{ENGINE_SERVICE}/Generate", request_serializer=Outgoing.take
         )
         self.embed: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
             f"/{ENGINE_SERVICE}/Embed"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from router.buffers import SHARED
 from router.media import video
 from router.media.budget import Reservation
 from router.media.decode import Pixels, decode_in_process, decode_in_sandbox
@@ -48,7 +49,9 @@ class Decoder:
     ) -> Pixels:
         """uint8 [height, width, 3]. Raises Fault MEDIA_DECODE_FAILED."""
         if not hard:
-            return await self._pool.run(held, decode_in_process, data, header, index)
+            return await self._pool.run(
+                held, decode_in_process, data, header, index, empty=SHARED.empty
+            )
         return await self._waiters.run(
             held,
             self._sandbox.run,

@@ -19,8 +19,10 @@ from router.media.source import MediaSource
 from router.media.url import MediaUrl, parse
 from router.media.video import check_container
 
-# Below this, base64 takes less time than the way to a thread and back.
-_SMALL = 32 * 1024
+# Below this, base64 and a digest take less time than the way to a thread and back.
+SMALL = 512 * 1024
+# Percent signs are undone by Python.
+_SMALL_ESCAPED = 32 * 1024
 
 
 # Names content by its bytes.
@@ -149,12 +151,12 @@ class Reader:
         return data
 
     async def _decode(self, url: MediaUrl, index: int, *held: Reservation) -> bytes:
-        if len(url.text) <= _SMALL:
+        if len(url.text) <= (SMALL if dataurl.is_plain_base64(url) else _SMALL_ESCAPED):
             return dataurl.decode(url, index=index)
         return await self._pool.run(held, dataurl.decode, url, index=index)
 
     async def _digest(self, digest: Digest, data: bytes) -> str:
-        if len(data) <= _SMALL:
+        if len(data) <= SMALL:
             return digest(data)
         return await self._pool.run((), digest, data)
 

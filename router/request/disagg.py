@@ -236,7 +236,7 @@ class Legs:
 
             body = prefill_body(self._exchange.body(), self._transfer_id)
             async with self._dispatcher.sharing(body.batches, attempt) as handles:
-                call = self._dispatcher.call(attempt, body.wire(attempt.id, handles))
+                call = self._dispatcher.call(attempt, await body.wire_of(attempt.id, handles))
                 del body
                 self._holding = True
                 await relay.stream(

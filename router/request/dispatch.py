@@ -19,7 +19,7 @@ import grpc
 from router.faults import Fault, Reason
 from router.fleet.breaker import CallResult
 from router.fleet.fleet import Fleet
-from router.fleet.worker import Lease, Worker, WorkerState
+from router.fleet.worker import Lease, Outgoing, Worker, WorkerState
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.observe.tracing import Tracing
@@ -356,12 +356,12 @@ class Dispatcher:
         finally:
             segment.unlink()
 
-    def call(self, attempt: Attempt, wire: bytes) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+    def call(self, attempt: Attempt, wire: bytes) -> grpc.aio.UnaryStreamCall[Outgoing, bytes]:
         """Begins a Generate. Raises `AttemptFailed` when `wire` is over the limit of a message."""
         if len(wire) > self._max_message_bytes:
             raise AttemptFailed(failure.too_large(len(wire), self._max_message_bytes))
         return attempt.worker.generate(
-            wire, timeout=attempt.time_left(), metadata=attempt.headers or None
+            Outgoing(wire), timeout=attempt.time_left(), metadata=attempt.headers or None
         )
 
     def abort_soon(self, attempt: Attempt) -> None:

@@ -149,7 +149,7 @@ class Pipeline:
 
             async def exchange(attempt: Attempt) -> None:
                 async with self.dispatcher.sharing(ready.body.batches, attempt) as handles:
-                    wire = ready.body.wire(attempt.id, handles)
+                    wire = await ready.body.wire_of(attempt.id, handles)
                     relaying = stream(attempt, wire, order.remote_media)
                     del wire
                     await relaying

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from router.faults import Fault, Reason
 from router.fleet.model import Model
 from router.media.intake import Glance, MediaIntake
+from router.media.reader import SMALL
 from router.media.source import MediaSource
 from router.media.ticket import Blob, Clip, Ticket
 from router.observe.metrics import Metrics
@@ -307,13 +308,12 @@ class Preparer:
     async def _tensor(self, loaded: Loaded, recipe: Recipe, ticket: Ticket) -> Tensor:
         """The item's packed pixels, from the cache where the same were made before."""
         with self._stage("hash"):
-            identity = await ticket.run(
-                item_identity,
-                loaded.plan.modality,
-                loaded.encoded.data,
-                recipe.model_id,
-                (loaded.plan.hint,),
-            )
+            data, plan = loaded.encoded.data, loaded.plan
+            named = plan.modality, data, recipe.model_id, (plan.hint,)
+            if len(data) <= SMALL:
+                identity = item_identity(*named)
+            else:
+                identity = await ticket.run(item_identity, *named)
         values = await self._intake.contents.get(
             (identity, recipe.fingerprint, recipe.pixels),
             lambda: self._make(loaded, recipe),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ from router.prefix.learn import References
 from router.vision.plan import PixelFormat
 from router.vision.tensors import Batch, serialize
 from router.wire import common, engine
+
+# Bytes of pixels; fewer are copied in less time than a thread takes to begin.
+_LARGE = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,14 @@ class Body:
             inputs.pixel_values.shm.CopyFrom(handle)
         # Messages of one type concatenate.
         return self.request.SerializeToString() + tensors.SerializeToString()
+
+    async def wire_of(
+        self, request_id: str, handles: Sequence[common.ShmHandle] | None = None
+    ) -> bytes:
+        """`wire`, in a thread where its copy would keep the loop for milliseconds."""
+        if handles is None and sum(batch.payload_bytes for batch in self.batches) > _LARGE:
+            return await asyncio.to_thread(self.wire, request_id)
+        return self.wire(request_id, handles)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 
@@ -145,7 +146,7 @@ class Watchdog:
 
 
 async def stream(
-    call: grpc.aio.UnaryStreamCall[bytes, bytes],
+    call: grpc.aio.UnaryStreamCall[Any, bytes],
     write: Write,
     *,
     choices: int,

@@ -1,16 +1,18 @@
 """What a picture costs the router that makes tensors of it.
 
 `--clients` clients send pictures, one after the other, through `mmrouter serve
---mm-processing router` to simulated workers that take no references; every
-process is one of its own, and every picture another one, so that no cache
-helps. Told are, for each size: CPU time of the router's process (and children)
-a request, requests per second, the longest delay of its event loop, peak
-memory, and where the time goes. In turn, in the same run, the same pictures go
-through `--gateway`, an OpenAI gateway (`smg`) that makes tensors for the same
-worker, if it is there. Last, for the largest picture, tensors through shared
-memory against tensors in the message.
+--mm-processing router` to a simulated worker that takes no references, checks
+tensors and does not look at them; every process is one of its own, and every
+picture another one, so that no cache helps. Told are, for each size: CPU time
+of the router's process (and children) a request, the kernel's part of it,
+requests per second, the longest delay of its event loop, peak memory, and where
+the time goes. First so many pictures go through as its cache of tensors holds:
+until it is full each takes memory that was never used before, and a router is
+full for nearly all of its life. In turn, in the same run, the same pictures go
+through one that hands tensors over in shared memory (`shm`), and through
+`--gateway`, an OpenAI gateway (`smg`) that makes tensors for the same worker.
 
-    python scripts/bench/images.py [--clients 4] [--rounds 2] [--gateway PATH/smg]
+    python scripts/bench/images.py [--clients 4] [--rounds 3] [--gateway PATH/smg]
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,17 +43,18 @@ from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 from workers.sim.tokenizer import encode
 
 IMAGES = Path(__file__).parents[2] / "tests" / "data" / "images"
-# Name, file, requests a round.
+# Name, file, requests a round, and how many fill 512 MiB with their tensors.
 SIZES = (
-    ("640x480", "photo_640x480.jpg", 48),
-    ("1920x1080", "photo_1920x1080.jpg", 24),
-    ("4032x3024", "photo_4032x3024.jpg", 8),
+    ("640x480", "photo_640x480.jpg", 48, 300),
+    ("1920x1080", "photo_1920x1080.jpg", 24, 45),
+    ("4032x3024", "photo_4032x3024.jpg", 8, 10),
 )
 SERVE = (sys.executable, "-m", "router", "serve", "--listen", "127.0.0.1:0")
 SIM = (sys.executable, "-m", "router", "sim", "--listen", "127.0.0.1:0", "--mm-processor", "off")
+BLIND = (sys.executable, __file__, "--role", "worker", *SIM[3:])
 MODEL = "sim/Qwen3-VL"
 PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>what?<|im_end|>\n"
-# The simulator computes the picture again, for seconds: that is no ill health here.
+# A machine that is busy with pictures is no ill health here.
 PATIENT = ("--health-timeout", "60s", "--health-failures", "20", "--worker-wait", "60s")
 _LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 _serial = itertools.count(1)
@@ -80,6 +83,12 @@ class Target:
     def cpu(self) -> float:
         """CPU seconds so far, children included."""
         return sum(cpu_seconds(pid) for pid in _family(self.pid))
+
+    def kernel(self) -> float:
+        """CPU seconds so far in the kernel, children included, in steps of 10 ms."""
+        stats = (Path(f"/proc/{pid}/stat").read_text() for pid in _family(self.pid))
+        ticks = sum(int(stat.rpartition(")")[2].split()[12]) for stat in stats)
+        return ticks / os.sysconf("SC_CLK_TCK")
 
     def peak(self) -> int:
         """Most memory so far, in bytes, of its own process."""
@@ -143,6 +152,20 @@ def _read(request: urllib.request.Request) -> None:
 # -- The processes
 
 
+def blind_worker(command: list[str]) -> None:
+    """A simulated worker that does all but look at pictures: the machine is the router's."""
+    from router.cli import run
+    from workers.sim import prompt
+    from workers.sim.picture import Sight
+
+    def look(_: object, grid: tuple[int, int, int], family: object, modality: str) -> Sight:
+        return Sight(modality, 1, grid[2], grid[1], grid, (0, 0, 0), "unseen")
+
+    prompt.levels = lambda values, *_: values
+    prompt.look = look
+    sys.exit(run(command))
+
+
 @contextmanager
 def router(worker: str, *flags: str) -> Iterator[Target]:
     http = f"127.0.0.1:{free_port()}"
@@ -188,9 +211,13 @@ def free_port() -> int:
 
 @dataclass
 class Round:
-    """`cpu` in ms a request, `latency` the median in ms, `lag` in ms, `stages` in ms an item."""
+    """`cpu` and, of it, `kernel` in ms a request, `latency` the median in ms, `lag` in ms.
+
+    `stages` are in ms an item.
+    """
 
     cpu: float
+    kernel: float
     rate: float
     latency: float
     lag: float
@@ -211,13 +238,15 @@ def play(target: Target, name: str, requests: int, clients: int) -> Round:
     async def all_clients() -> None:
         await asyncio.gather(*(client() for _ in range(clients)))
 
-    metrics, cpu, began = target.metrics(), target.cpu(), time.monotonic()
+    metrics, cpu, kernel = target.metrics(), target.cpu(), target.kernel()
+    began = time.monotonic()
     asyncio.run(all_clients())
-    seconds, cpu = time.monotonic() - began, target.cpu() - cpu
+    seconds, cpu, kernel = time.monotonic() - began, target.cpu() - cpu, target.kernel() - kernel
     after = target.metrics()
     grown = {name: value - metrics.get(name, 0.0) for name, value in after.items()}
     return Round(
         cpu=cpu / requests * 1e3,
+        kernel=kernel / requests * 1e3,
         rate=requests / seconds,
         latency=statistics.median(taken) * 1e3,
         lag=_worst(grown) * 1e3,
@@ -250,8 +279,9 @@ def _stages(grown: dict[str, float]) -> dict[str, float]:
 
 def measure(arguments: argparse.Namespace) -> None:
     with ExitStack() as stack:
-        _, worker = stack.enter_context(process(*SIM))
+        _, worker = stack.enter_context(process(*BLIND, "--shm-namespace-id", namespace_id()))
         targets = {"mmrouter": stack.enter_context(router(worker, "--shm", "off"))}
+        targets["shm"] = stack.enter_context(router(worker, "--shm", "auto"))
         if arguments.gateway:
             try:
                 targets["smg"] = stack.enter_context(gateway(arguments.gateway, worker))
@@ -259,21 +289,21 @@ def measure(arguments: argparse.Namespace) -> None:
                 print(f"without the gateway: {error}")
         else:
             print("without a gateway to compare with: --gateway names none")
-        for label, name, requests in SIZES:
-            compare(label, name, requests, targets, arguments)
-    shared_memory(arguments)
+        for label, name, requests, fill in SIZES:
+            compare(label, name, requests, fill, targets, arguments)
 
 
 def compare(
     label: str,
     name: str,
     requests: int,
+    fill: int,
     targets: dict[str, Target],
     arguments: argparse.Namespace,
 ) -> None:
     rounds: dict[str, list[Round]] = {who: [] for who in targets}
     for target in targets.values():
-        play(target, name, 2, 2)
+        play(target, name, fill if target.http else requests, arguments.clients)
     for _ in range(arguments.rounds):
         for who, target in targets.items():
             rounds[who].append(play(target, name, requests, arguments.clients))
@@ -281,6 +311,7 @@ def compare(
         told = rounds[who]
         print(
             f"{label:10} {who:9} CPU {_median(r.cpu for r in told):7.1f} ms a request, "
+            f"kernel {_median(r.kernel for r in told):.1f}, "
             f"{_median(r.rate for r in told):5.1f} requests/s, "
             f"median {_median(r.latency for r in told):5.0f} ms, "
             f"peak {target.peak() >> 20} MiB"
@@ -290,42 +321,26 @@ def compare(
             stages = {s: _median(r.stages.get(s, 0.0) for r in told) for s in told[0].stages}
             told_of = ", ".join(f"{s} {ms:.2f}" for s, ms in stages.items())
             print(f"{'':20} of it, with waiting for a thread, in ms an item: {told_of}")
-    if len(rounds) == 2:
-        ours, theirs = rounds.values()
-        ratio = _median(a.cpu / b.cpu for a, b in zip(ours, theirs, strict=True))
-        print(f"{'':20} CPU against the gateway's: x{ratio:.2f}")
+    if "smg" in rounds:
+        for who in ("mmrouter", "shm"):
+            ratios = [a.cpu / b.cpu for a, b in zip(rounds[who], rounds["smg"], strict=True)]
+            told_of = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+            print(f"{'':20} {who}'s CPU against the gateway's: x{_median(ratios):.2f} ({told_of})")
 
 
-def shared_memory(arguments: argparse.Namespace) -> None:
-    label, name, requests = SIZES[-1]
-    with ExitStack() as stack:
-        _, worker = stack.enter_context(process(*SIM, "--shm-namespace-id", namespace_id()))
-        targets = {
-            flag: stack.enter_context(router(worker, "--shm", flag)) for flag in ("off", "auto")
-        }
-        rounds: dict[str, list[Round]] = {flag: [] for flag in targets}
-        for target in targets.values():
-            play(target, name, 2, 1)
-        for _ in range(arguments.rounds):
-            for flag, target in targets.items():
-                rounds[flag].append(play(target, name, requests, 1))
-        for flag, told in rounds.items():
-            print(
-                f"{label:10} --shm {flag:5} CPU {_median(r.cpu for r in told):7.1f} ms a request, "
-                f"median {_median(r.latency for r in told):5.0f} ms, one client, "
-                f"peak {targets[flag].peak() >> 20} MiB"
-            )
-
-
-def _median(values: Iterator[float]) -> float:
+def _median(values: Iterable[float]) -> float:
     return statistics.median(values)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gateway", default="", help="the smg command to compare with")
+    parser.add_argument("--role", choices=["worker"], help=argparse.SUPPRESS)
+    arguments, rest = parser.parse_known_args()
+    if arguments.role:
+        blind_worker(rest)
     measure(parser.parse_args())
 
 

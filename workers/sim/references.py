@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import grpc
 import numpy as np
 
+from router.buffers import BufferPool
 from router.faults import Fault, Reason
 from router.media.header import Colour
 from router.media.intake import Blob, Clip, MediaIntake, MediaSource, Ticket
@@ -50,7 +51,7 @@ class MediaReferences:
         self._family = family
         self._encoder = encoder
         self._spec = _spec(options(), files)
-        self._backend = CpuBackend(pool_bytes=64 * MIB)
+        self._backend = CpuBackend(BufferPool(64 * MIB))
         self._intake: MediaIntake | None = None
 
     async def close(self) -> None:

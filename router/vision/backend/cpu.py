@@ -8,8 +8,8 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from router.buffers import SHARED, BufferPool
 from router.vision.backend import loops
-from router.vision.backend.buffers import BufferPool
 from router.vision.backend.runs import runs_of
 from router.vision.geometry import Draw, Tiles, whole
 from router.vision.resample import Taps, taps, vertical_first
@@ -24,13 +24,8 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, pool_bytes: int = 1 << 30) -> None:
-        self._pool = BufferPool(pool_bytes)
-
-    @property
-    def idle_bytes(self) -> int:
-        """Memory kept for the next outputs."""
-        return self._pool.idle_bytes
+    def __init__(self, pool: BufferPool = SHARED) -> None:
+        self._pool = pool
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         return self._pool.empty(shape, dtype)

@@ -6,9 +6,10 @@ blocks are kept and handed out again once the last view of them is gone.
 
 from __future__ import annotations
 
+import mmap
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict
 from math import prod
 from typing import Any
 
@@ -16,24 +17,31 @@ import numpy as np
 import numpy.typing as npt
 
 _SMALLEST = 1 << 16
+# From here on a block is a mapping of its own, in huge pages where there are some.
+_MAPPED = 1 << 21
+
+Block = npt.NDArray[np.uint8]
 
 
 class BufferPool:
     """Hands out arrays; their memory comes back by itself when nobody holds them.
 
-    At most `limit` bytes are kept idle. A block is a power of two or one and a
-    half times one, so that similar pictures share it.
+    At most `limit` bytes are kept idle; sizes that nobody has asked for the
+    longest are given up first. A block is a power of two or one and a half
+    times one, so that similar pictures share it. Any thread may call.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._idle: dict[int, deque[npt.NDArray[np.uint8]]] = {}
+        # By size; the one that was used last stands last.
+        self._idle: OrderedDict[int, list[Block]] = OrderedDict()
         self._idle_bytes = 0
         # Finalizers may run inside any allocation of this thread.
         self._lock = threading.RLock()
 
     @property
     def idle_bytes(self) -> int:
+        """Memory kept for the next arrays."""
         return self._idle_bytes
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -48,19 +56,41 @@ class BufferPool:
         weakref.finalize(array.base, self._give, block).atexit = False
         return array.reshape(shape)
 
-    def _take(self, size: int) -> npt.NDArray[np.uint8]:
+    def _take(self, size: int) -> Block:
         with self._lock:
             blocks = self._idle.get(size)
             if blocks:
+                self._idle.move_to_end(size)
                 self._idle_bytes -= size
                 return blocks.pop()
-        return np.empty(size, np.uint8)
+        return _fresh(size)
 
-    def _give(self, block: npt.NDArray[np.uint8]) -> None:
+    def _give(self, block: Block) -> None:
         with self._lock:
-            if self._idle_bytes + block.nbytes <= self._limit:
-                self._idle_bytes += block.nbytes
-                self._idle.setdefault(block.nbytes, deque()).append(block)
+            self._idle.setdefault(block.nbytes, []).append(block)
+            self._idle.move_to_end(block.nbytes)
+            self._idle_bytes += block.nbytes
+            while self._idle_bytes > self._limit:
+                size, blocks = next(iter(self._idle.items()))
+                if blocks:
+                    blocks.pop()
+                    self._idle_bytes -= size
+                if not blocks:
+                    del self._idle[size]
+
+
+# The process's own: pictures, what becomes of them, and scratch.
+SHARED = BufferPool(256 << 20)
+
+
+def _fresh(size: int) -> Block:
+    if size < _MAPPED:
+        return np.empty(size, np.uint8)
+    # Not from the allocator, whose heap a block that is kept would cut in two.
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
 
 
 def _block_size(nbytes: int) -> int:
