@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from router.buffers import SHARED
 from router.media import video
@@ -14,6 +16,8 @@ from router.media.limits import MediaLimits
 from router.media.pool import PixelPool
 from router.media.sandbox.process import Sandbox
 from router.media.video_header import VideoHeader
+
+T = TypeVar("T")
 
 
 class Decoder:
@@ -61,6 +65,22 @@ class Decoder:
             index,
             timeout=self._limits.decode_timeout,
         )
+
+    async def within(
+        self,
+        held: Iterable[Reservation],
+        work: Callable[[Callable[[], Pixels]], T],
+        data: bytes,
+        header: ImageHeader,
+        *,
+        index: int,
+    ) -> T:
+        """What `work` makes of an image that is not hard, in one thread with its decoding.
+
+        `work` is given what decodes it, and raises as that does.
+        """
+        decode = partial(decode_in_process, data, header, index, empty=SHARED.empty)
+        return await self._pool.run(held, work, decode)
 
     async def clip(self, held: Iterable[Reservation], data: bytes, *, index: int) -> VideoHeader:
         """The header of a clip. Raises Fault MEDIA_DECODE_FAILED, MEDIA_TOO_LARGE."""

@@ -8,9 +8,11 @@ only take turns.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -42,7 +44,9 @@ class PixelPool:
         accounted for until the thread really ends.
         """
         loop = asyncio.get_running_loop()
-        future: Future[T] = self._executor.submit(work, *args, **kwargs)
+        # With the caller's context: what the work measures belongs to the caller's trace.
+        context = contextvars.copy_context()
+        future: Future[T] = self._executor.submit(context.run, partial(work, *args, **kwargs))
         kept = [reservation.hold() for reservation in held]
 
         def let_go() -> None:

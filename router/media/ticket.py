@@ -130,6 +130,18 @@ class Ticket:
             self._held, blob.data, blob.header, hard=blob.hard, index=blob.index
         )
 
+    async def decode_within(self, blob: Blob, work: Callable[[Callable[[], Pixels]], T]) -> T:
+        """What `work` makes of one image that is not hard, on one way to a thread and back.
+
+        `work` is given what decodes the image. Raises as `decode`.
+        """
+        assert not blob.hard, "a hard image is decoded in a process of its own"
+        if blob.index not in self._pixels:
+            await self._take_pixels(blob.header.pixels, blob.index)
+        return await self._decoder.within(
+            self._held, work, blob.data, blob.header, index=blob.index
+        )
+
     async def load_clip(self, source: MediaSource, index: int) -> Clip:
         """Fetches or unpacks one clip and judges its header. Raises as `load`."""
         data = await self._read(source, index)

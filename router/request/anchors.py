@@ -8,6 +8,7 @@ import numpy as np
 
 from router.faults import Fault, Reason
 from router.request.plan import MediaItem
+from router.vision.ids import among
 from router.vision.plan import ModelSpec
 
 
@@ -19,7 +20,7 @@ def check_anchors(spec: ModelSpec, input_ids: Sequence[int], items: Sequence[Med
     """
     modality_of: dict[int, str] = {token: name for name, token in spec.anchor_ids.items()}
     ids = np.asarray(input_ids, dtype=np.uint32)
-    positions = np.flatnonzero(np.isin(ids, np.fromiter(modality_of, dtype=np.uint32)))
+    positions = np.flatnonzero(among(ids, modality_of))
     if len(positions) == len(items) and all(
         modality_of[int(ids[at])] == item.modality
         for at, item in zip(positions, items, strict=True)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -325,14 +326,26 @@ class Preparer:
         # Others may wait for the same item, so it is not on one request's ticket. Pictures
         # beyond what the threads can work on would only fill memory.
         async with self._at_work, self._intake.ticket() as ticket:
+            if isinstance(loaded.encoded, Blob) and not loaded.encoded.hard:
+                work = partial(self._decode_and_pack, loaded.plan, recipe)
+                return await ticket.decode_within(loaded.encoded, work)
             with self._stage("decode"):
-                picture = await _pixels(loaded, ticket)
-            pixels = picture.size // 3
-            self._metrics.media_pixels.labels(loaded.plan.modality).inc(pixels)
-            with self._stage("pack"):
-                return await ticket.run(
-                    recipe.spec.pack, loaded.plan, picture, recipe.pixels, self._backend
-                )
+                pixels = await _pixels(loaded, ticket)
+            return await ticket.run(self._pack, loaded.plan, recipe, pixels)
+
+    def _decode_and_pack(
+        self, plan: ItemPlan, recipe: Recipe, decode: Callable[[], npt.NDArray[np.uint8]]
+    ) -> npt.NDArray[Any]:
+        with self._stage("decode"):
+            pixels = decode()
+        return self._pack(plan, recipe, pixels)
+
+    def _pack(
+        self, plan: ItemPlan, recipe: Recipe, pixels: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[Any]:
+        self._metrics.media_pixels.labels(plan.modality).inc(pixels.size // 3)
+        with self._stage("pack"):
+            return recipe.spec.pack(plan, pixels, recipe.pixels, self._backend)
 
 
 def _plan_of(encoded: Blob | Clip, item: MediaItem, spec: ModelSpec) -> ItemPlan:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from router.faults import Fault, Reason
 from router.vision.backend.base import Backend
 from router.vision.geometry import Draw
+from router.vision.ids import among
 from router.vision.values import Normalization, Table, fill_value, value_table
 
 Modality = Literal["image", "video"]
@@ -308,7 +309,7 @@ class ModelSpec(ABC):
 
     def _anchors(self, ids: npt.NDArray[np.uint32], plans: Sequence[ItemPlan]) -> list[int]:
         watched = {token: modality for modality, token in self.anchor_ids.items()}
-        positions = np.flatnonzero(np.isin(ids, np.fromiter(watched, dtype=np.uint32)))
+        positions = np.flatnonzero(among(ids, watched))
         # A stray run may be as long as the prompt: compare counts, not lists, first.
         if len(positions) == len(plans) and all(
             watched[int(ids[at])] == plan.modality
@@ -331,7 +332,7 @@ class ModelSpec(ABC):
     def _refuse_expanded(self, ids: npt.NDArray[np.uint32]) -> None:
         """Placeholders that are no anchors can only come from an earlier expansion."""
         stray = set(self.placeholder_ids.values()) - set(self.anchor_ids.values())
-        found = int(np.count_nonzero(np.isin(ids, np.array(sorted(stray), np.uint32))))
+        found = int(np.count_nonzero(among(ids, stray)))
         if found:
             raise Fault(
                 Reason.ANCHOR_MISMATCH,

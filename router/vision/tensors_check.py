@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from router.faults import Fault, Reason
+from router.vision.ids import among
 from router.vision.plan import Claim, DType, Modality, ModelSpec, PixelFormat
 from router.vision.tensors import MODALITIES
 from router.vision.values import from_bfloat16
@@ -332,8 +333,7 @@ def _check_all_covered(
     spans: list[tuple[int, int]],
 ) -> None:
     """No placeholder token of any modality may stand outside the ranges."""
-    tokens = np.fromiter(set(spec.placeholder_ids.values()), dtype=np.uint32)
-    uncovered = np.isin(ids, tokens)
+    uncovered = among(ids, set(spec.placeholder_ids.values()))
     for offset, length in spans:
         uncovered[offset : offset + length] = False
     stray = int(np.count_nonzero(uncovered))

@@ -29,9 +29,11 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection
 from pathlib import Path
 
 import grpc
@@ -60,6 +62,8 @@ _LARGE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_lengt
 _serial = itertools.count(1)
 
 Ask = Callable[[str], Awaitable[None]]
+# A client's connection, which it keeps, as clients do.
+Connect = Callable[[], AbstractAsyncContextManager[Ask]]
 
 
 def another(name: str) -> str:
@@ -76,7 +80,7 @@ def another(name: str) -> str:
 @dataclass(frozen=True)
 class Target:
     pid: int
-    ask: Ask
+    connect: Connect
     # Where its metrics are; empty where they are not ours.
     http: str = ""
 
@@ -109,24 +113,28 @@ def _family(pid: int) -> list[int]:
     return [pid, *(p for child in children for p in _family(int(child)))]
 
 
-def through_grpc(address: str) -> Ask:
+def through_grpc(address: str) -> Connect:
     ids = encode(PROMPT)
 
-    async def ask(url: str) -> None:
+    async def ask(stub: VllmEngineStub, url: str) -> None:
         request = engine.GenerateRequest(
             tokenized=engine.TokenizedInput(input_ids=ids),
             sampling_params=engine.SamplingParams(max_tokens=4, temperature=0),
         )
         request.media_refs.items.add(modality=common.IMAGE, url=url)
+        async for _ in stub.Generate(request, timeout=120):
+            pass
+
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Ask]:
         async with grpc.aio.insecure_channel(address, options=_LARGE) as channel:
-            async for _ in VllmEngineStub(channel).Generate(request, timeout=120):
-                pass
+            yield partial(ask, VllmEngineStub(channel))
 
-    return ask
+    return connect
 
 
-def through_http(address: str) -> Ask:
-    async def ask(url: str) -> None:
+def through_http(address: str) -> Connect:
+    async def ask(connection: HTTPConnection, url: str) -> None:
         parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
         body = {
             "model": MODEL,
@@ -134,19 +142,25 @@ def through_http(address: str) -> Ask:
             "temperature": 0,
             "max_tokens": 4,
         }
-        request = urllib.request.Request(
-            f"http://{address}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        await asyncio.to_thread(_read, request)
+        await asyncio.to_thread(_post, connection, json.dumps(body).encode())
 
-    return ask
+    @asynccontextmanager
+    async def connect() -> AsyncIterator[Ask]:
+        connection = HTTPConnection(address, timeout=120)
+        try:
+            yield partial(ask, connection)
+        finally:
+            connection.close()
+
+    return connect
 
 
-def _read(request: urllib.request.Request) -> None:
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        json.load(answer)
+def _post(connection: HTTPConnection, body: bytes) -> None:
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+    with connection.getresponse() as answer:
+        told = json.load(answer)
+        if answer.status != 200:
+            raise OSError(f"HTTP {answer.status}: {told}")
 
 
 # -- The processes
@@ -186,7 +200,7 @@ def gateway(path: str, worker: str) -> Iterator[Target]:
     try:
         for _ in range(60):
             try:
-                asyncio.run(target.ask(another(SIZES[0][1])))
+                play(target, SIZES[0][1], 1, 1)
                 break
             except OSError:
                 time.sleep(0.5)
@@ -230,10 +244,11 @@ def play(target: Target, name: str, requests: int, clients: int) -> Round:
     taken: list[float] = []
 
     async def client() -> None:
-        for url in urls:
-            began = time.monotonic()
-            await target.ask(url)
-            taken.append(time.monotonic() - began)
+        async with target.connect() as ask:
+            for url in urls:
+                began = time.monotonic()
+                await ask(url)
+                taken.append(time.monotonic() - began)
 
     async def all_clients() -> None:
         await asyncio.gather(*(client() for _ in range(clients)))
