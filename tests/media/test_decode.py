@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
+import numpy as np
 import pytest
 
 from router.faults import Fault, Reason
+from router.media.decode import Empty
 from router.media.decode import decode_in_process as decode
 from router.media.header import ImageFormat
 from router.media.sniff import sniff
@@ -40,3 +45,47 @@ def test_damaged_and_foreign_files_are_refused_with_the_item_named(name: str) ->
     assert caught.value.reason is REASONS[GOLDENS[name]["class"]]
     assert caught.value.metadata["index"] == "3"
     assert "item 3" in caught.value.message
+
+
+def dirty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """Memory that another picture was in."""
+    array = np.empty(shape, dtype)
+    array.fill(77)
+    return array
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_pixels_do_not_depend_on_what_was_in_the_memory_before(name: str) -> None:
+    data = read(name)
+    header = sniff(data, max_pixels=MAX_PIXELS, index=0, formats=EVERY_FORMAT)
+    assert sha256(decode(data, header, 0, empty=dirty)) == GOLDENS[name]["sha256"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_damaged_jpeg_shows_nothing_of_another_picture(seed: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray(read("photo_640x480.jpg"))
+    for _ in range(rng.randint(1, 4)):
+        data[rng.randrange(2, len(data))] = rng.randrange(256)
+    if rng.random() < 0.3:
+        del data[rng.randrange(600, len(data)) :]
+
+    def outcome(empty: Empty) -> str:
+        try:
+            header = sniff(bytes(data), max_pixels=MAX_PIXELS, index=0)
+            return sha256(decode(bytes(data), header, 0, empty=empty))
+        except Fault as fault:
+            return fault.reason.name
+
+    assert outcome(dirty) == outcome(np.zeros)
+
+
+def test_a_plain_jpeg_is_decoded_into_the_memory_that_is_given() -> None:
+    data, given = read("photo_640x480.jpg"), []
+
+    def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+        given.append(np.empty(shape, dtype))
+        return given[-1]
+
+    pixels = decode(data, sniff(data, max_pixels=MAX_PIXELS, index=0), 0, empty=empty)
+    assert np.shares_memory(pixels, given[0])
