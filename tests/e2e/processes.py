@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.serving import eventually
+
 START = 60.0
 
 
@@ -79,4 +81,6 @@ async def router(*args: str) -> AsyncIterator[Running]:
     """`mmrouter serve` on free ports, with brisk probes."""
     given = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--health-interval", "100ms")
     async with mmrouter("serve", *given, *args) as running:
+        # What it has logged before comes by another pipe, which may be read later.
+        await eventually(lambda: running.events("listening"), "logged")
         yield running

@@ -18,27 +18,32 @@ import pytest
 
 from router.wire import ENGINE_SERVICE, engine
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
+from tests.e2e.processes import START, Running, router
 from tests.e2e.test_rpcs import free_address
 from tests.serving import completes, eventually, refusal_of, serving, streamed, tokenized
 from workers.sim import SimOptions, SimWorker
 
-# A process imports and compiles before it listens.
-START = 60.0
-END = 20.0
+END = 30.0
 
 
 @dataclass
 class Process:
-    """A router of its own."""
+    """A router of its own, and its pages."""
 
-    process: asyncio.subprocess.Process
-    address: str
-    http: str
+    running: Running
+
+    @property
+    def address(self) -> str:
+        return self.running.address
+
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        return self.running.process
 
     async def get(self, path: str) -> tuple[int, str]:
         async with (
             aiohttp.ClientSession() as session,
-            session.get(f"http://{self.http}{path}") as answer,
+            session.get(f"{self.running.http}{path}") as answer,
         ):
             return answer.status, await answer.text()
 
@@ -59,30 +64,14 @@ class Process:
                 await asyncio.sleep(0.01)
 
     async def ended(self) -> int:
-        async with asyncio.timeout(END):
-            return await self.process.wait()
+        return await self.running.ended()
 
 
 @asynccontextmanager
 async def mmrouter(*arguments: str) -> AsyncIterator[Process]:
-    """`mmrouter serve` with these arguments, listening."""
-    http = free_address()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "serve", "--listen", "127.0.0.1:0", "--http", http),
-        *("--health-interval", "50ms", "--load-interval", "50ms", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(START):
-            line = (await process.stdout.readline()).decode()
-        assert line.startswith("listening on "), line
-        yield Process(process, line.split()[-1], http)
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+    """`mmrouter serve` with these arguments, listening on free ports."""
+    async with router("--load-interval", "50ms", *arguments) as running:
+        yield Process(running)
 
 
 @pytest.fixture
