@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 _log = get_logger("app")
 
 # Grace for streams to see their end after they were told to stop.
-_LAST_GRACE = 1.0
+_LAST_GRACE = 2.5
 # How long a process that replaces another waits for a worker before it takes connections.
 _HEAD_START = 5.0
 
