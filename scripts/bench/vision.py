@@ -25,6 +25,9 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from router.buffers import SHARED
+from router.media.decode import decode_in_process
+from router.media.sniff import sniff
 from router.vision.backend.cpu import CpuBackend
 from router.vision.files import ModelFiles
 from router.vision.plan import DType, PixelFormat
@@ -64,9 +67,10 @@ def ours(backend: CpuBackend, max_pixels: int | None, dtype: DType) -> Run:
     pixel_format = PixelFormat(dtype, normalized=dtype != "uint8")
 
     def run(data: bytes) -> Any:
-        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB)
+        header = sniff(data, max_pixels=1 << 30, index=0)
+        pixels = decode_in_process(data, header, 0, empty=SHARED.empty)
         plan = spec.plan_image(pixels.shape[1], pixels.shape[0], index=0)
-        return spec.pack(plan, np.asarray(pixels, np.uint8), pixel_format, backend)
+        return spec.pack(plan, pixels, pixel_format, backend)
 
     return run
 
