@@ -27,7 +27,7 @@ from tests.serving import completes, eventually, streamed, tokenized
 from workers.sim import SimOptions, SimWorker
 
 # Starts, replacements and what they depend on; seconds on a machine at rest.
-PATIENCE = 90.0
+PATIENCE = 180.0
 pytestmark = pytest.mark.timeout(300)
 HANGS = "[[sim: hang-after-chunks=1]]"
 
@@ -228,6 +228,8 @@ async def test_a_process_that_is_killed_is_replaced_while_the_other_serves() -> 
                 now = await router.total("router_requests_total")
                 assert now >= counted
                 counted = now
+                # The successor starts on the same cores.
+                await asyncio.sleep(0.05)
         assert await router.total("router_process_restarts_total") == 1
         assert await router.total("router_requests_total") == router.requests
         assert await router.total("router_requests_in_flight") == 1
