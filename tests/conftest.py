@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import hypothesis
 import pytest
 import structlog
+import uvloop
 
 from router import kernels
 from router.observe import logging as router_logging
@@ -21,6 +23,13 @@ hypothesis.settings.register_profile(
     "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("patient")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loop that `mmrouter serve` runs on."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

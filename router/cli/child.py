@@ -8,6 +8,8 @@ import shutil
 import signal
 import sys
 
+import uvloop
+
 from router import heap
 from router.config import Settings
 from router.observe import logging
@@ -27,7 +29,7 @@ def main() -> int:
     logging.configure(settings.log_format, settings.log_level)
     logging.bind_process(place.number)
     heap.keep_freed_memory()
-    return asyncio.run(_serve(settings, place, supervisor.fileno()))
+    return uvloop.run(_serve(settings, place, supervisor.fileno()))
 
 
 async def _serve(settings: Settings, place: Place, supervisor: int) -> int:

@@ -48,8 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
         _log.warning("unknown_variable", name=name, nearest=nearest or None)
     if settings.processes > 1:
         return asyncio.run(_supervise(settings))
+    import uvloop
+
     heap.keep_freed_memory()
-    return asyncio.run(_serve(settings))
+    return uvloop.run(_serve(settings))
 
 
 async def _supervise(settings: config.Settings) -> int:

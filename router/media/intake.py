@@ -1,14 +1,13 @@
 """The door of the room: references in, upright RGB out, within the budget.
 
-async with intake.ticket() as ticket:
+with intake.ticket() as ticket:
     blob = await ticket.load(source, index=0)
     pixels = await ticket.decode(blob)
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 from router.media.budget import Amount, Budget
@@ -105,13 +104,8 @@ class MediaIntake:
         """
         return await self._reader.judge(source, index, measure=measure, digest=digest)
 
-    @asynccontextmanager
-    async def ticket(self) -> AsyncIterator[Ticket]:
-        """The budget scope of one request."""
-        ticket = Ticket(
+    def ticket(self) -> Ticket:
+        """The budget scope of one request, for a `with` statement."""
+        return Ticket(
             self.limits, self.budget, self._pool, self._reader, self.decoder, self._on_sniff
         )
-        try:
-            yield ticket
-        finally:
-            ticket.close()

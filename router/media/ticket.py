@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from router.media import video
 from router.media.budget import Amount, Budget, Reservation, too_large
@@ -71,6 +71,12 @@ class Ticket:
         self._pixels: dict[int, list[Reservation]] = {}
         self._images: dict[str, Blob] = {}
         self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def used(self) -> Amount:

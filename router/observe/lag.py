@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 _INTERVAL = 0.1
@@ -10,8 +11,7 @@ _INTERVAL = 0.1
 
 async def watch_loop_lag(observe: Callable[[float], None]) -> None:
     """Reports, ten times a second until cancelled, by how many seconds a sleep overran."""
-    loop = asyncio.get_running_loop()
     while True:
-        due = loop.time() + _INTERVAL
+        due = time.monotonic() + _INTERVAL
         await asyncio.sleep(_INTERVAL)
-        observe(max(0.0, loop.time() - due))
+        observe(max(0.0, time.monotonic() - due))

@@ -32,18 +32,30 @@ _DATA_URL = re.compile(r"\bdata:[^\s'\"]*", re.IGNORECASE)
 
 
 class _Threshold:
-    """The least level that is logged, read by loggers that are long made."""
+    """The least level that is logged."""
 
-    def __init__(self) -> None:
-        self.level = logging.INFO
-
-    def __call__(self, _logger: object, method: str, event: EventDict) -> EventDict:
-        if _LEVELS[method.upper()] < self.level:
-            raise structlog.DropEvent
-        return event
+    level = logging.INFO
 
 
-_threshold = _Threshold()
+class _Logger(structlog.BoundLoggerBase):
+    """A logger that is long made when the level changes, and costs next to nothing below it."""
+
+    def debug(self, event: str, **values: Any) -> Any:
+        return self._log(logging.DEBUG, "debug", event, values)
+
+    def info(self, event: str, **values: Any) -> Any:
+        return self._log(logging.INFO, "info", event, values)
+
+    def warning(self, event: str, **values: Any) -> Any:
+        return self._log(logging.WARNING, "warning", event, values)
+
+    def error(self, event: str, **values: Any) -> Any:
+        return self._log(logging.ERROR, "error", event, values)
+
+    def _log(self, level: int, name: str, event: str, values: dict[str, Any]) -> Any:
+        if level >= _Threshold.level:
+            return self._proxy_to_logger(name, event, **values)
+        return None
 
 
 def configure(form: Literal["json", "console"], least: str) -> None:
@@ -64,9 +76,8 @@ def configure(form: Literal["json", "console"], least: str) -> None:
             colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
     structlog.configure(
-        processors=[_threshold, *shared, last],
-        # Lines are dropped by the threshold, which can be changed while loggers are in use.
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
+        processors=[*shared, last],
+        wrapper_class=_Logger,
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
@@ -84,13 +95,13 @@ def configure(form: Literal["json", "console"], least: str) -> None:
 
 def level() -> str:
     """The least level that is logged: debug, info, warning or error."""
-    return logging.getLevelName(_threshold.level).lower()
+    return logging.getLevelName(_Threshold.level).lower()
 
 
 def set_level(name: str) -> None:
     """Logs from this level on, at once and everywhere. Raises KeyError for an unknown name."""
-    _threshold.level = _LEVELS[name.upper()]
-    logging.getLogger().setLevel(max(_threshold.level, logging.WARNING))
+    _Threshold.level = _LEVELS[name.upper()]
+    logging.getLogger().setLevel(max(_Threshold.level, logging.WARNING))
 
 
 def get_logger(name: str) -> structlog.typing.FilteringBoundLogger:

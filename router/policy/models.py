@@ -32,6 +32,7 @@ class Policies:
         self._models = dict(models or {})
         self._make = make
         self._policies: dict[str, Policy] = {}
+        self._settings: dict[str, PolicySettings] = {}
 
     def of(self, model: str) -> Policy:
         """The model's policy, always the same one."""
@@ -42,8 +43,15 @@ class Policies:
 
     def settings(self, model: str, *, prefix_credit: float | None = None) -> PolicySettings:
         """The settings in effect for a request of the model with such a credit of its own."""
-        request = PolicyOverride(prefix_credit=prefix_credit)
-        return effective(self._defaults, self._models.get(model), request)
+        if prefix_credit is not None:
+            request = PolicyOverride(prefix_credit=prefix_credit)
+            return effective(self._defaults, self._models.get(model), request)
+        # Asked several times a request.
+        settings = self._settings.get(model)
+        if settings is None:
+            settings = effective(self._defaults, self._models.get(model))
+            self._settings[model] = settings
+        return settings
 
     def uses_prefix_overlap(self, model: str, *, prefix_credit: float | None = None) -> bool:
         """The gate (`settings.uses_prefix_overlap`) for such a request, or leg of one."""

@@ -315,9 +315,8 @@ class Legs:
                 finish_reason="abort",
                 prompt_tokens=self.prefill.progress.prompt_tokens,
             )
-            await self._exchange.write(
-                engine.GenerateResponse(complete=complete).SerializeToString()
-            )
+            answer = engine.GenerateResponse(complete=complete)
+            await relay.tell(self._exchange.write, answer.SerializeToString())
 
 
 def _capability(worker: Worker) -> Capability:

@@ -7,9 +7,10 @@ Nothing is prepared again.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import secrets
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,8 @@ from router.wire import ENGINE_SERVICE, common, engine
 
 _log = get_logger("request")
 
+# Makes the ids of this process' attempts its own.
+_PROCESS = secrets.token_hex(6)
 _ABORT_TIMEOUT = 2.0
 _SHOWN_ID = 128
 # How often it is looked whether a worker has become available, in seconds.
@@ -202,6 +205,7 @@ class Dispatcher:
         self.shed_hint = max(1.0, load_interval)
         self.rng = rng or random.Random()
         self._aborts: set[asyncio.Task[None]] = set()
+        self._numbers = itertools.count(1)
 
     def survey(self, constraint: WireConstraint, tried: frozenset[Worker] = frozenset()) -> Survey:
         """Every worker of the order's model, judged as of now."""
@@ -293,7 +297,7 @@ class Dispatcher:
     def attempt(self, order: Order, lease: Lease) -> Attempt:
         """A call to be made, under a request id that no other call has."""
         # A client's id may be of any length; a worker needs none of it, people want to see it.
-        own_id = f"{order.request_id[:_SHOWN_ID]}-{uuid.uuid4().hex[:12]}"
+        own_id = f"{order.request_id[:_SHOWN_ID]}-{_PROCESS}{next(self._numbers):x}"
         progress = Progress(worker_silence=lease.worker.silence)
         return Attempt(lease, own_id, order.deadline, method=order.method, progress=progress)
 
@@ -309,7 +313,8 @@ class Dispatcher:
         result, outcome = CallResult.NEUTRAL, "cancelled"
         watch = self._watch(worker, order.references) if order.references is not None else None
         try:
-            await self._traced(attempt, exchange)
+            call = self._traced if self.tracing.on else self._call
+            await call(attempt, exchange)
             result, outcome = CallResult.SUCCESS, "ok"
             return None
         except AttemptFailed as failed:
@@ -378,8 +383,6 @@ class Dispatcher:
     async def _traced(self, attempt: Attempt, exchange: Exchange) -> None:
         method = f"{ENGINE_SERVICE}/{attempt.method}"
         with self.tracing.client(method, attempt.worker.address) as span:
-            if not self.tracing.on:
-                return await self._call(attempt, exchange)
             attempt.headers = span.headers()
             began = time.monotonic()
             try:
@@ -392,7 +395,6 @@ class Dispatcher:
                 first = attempt.progress.first_output_at
                 if first is not None:
                     span.child("first_output", began, first)
-        return None
 
     async def _call(self, attempt: Attempt, exchange: Exchange) -> None:
         worker = attempt.worker

@@ -33,7 +33,7 @@ class Explainer:
         anchors, routing_key = len(request.tokenized.input_ids), request.router.routing_key
         record = Record(request_id=request.request_id)
         decided = self._pipeline.decider.decide(request, "", record)
-        async with self._intake.ticket() as ticket:
+        with self._intake.ticket() as ticket:
             prepared = await self._pipeline.prepare(request, decided, ticket)
         constraint = self._pipeline.decider.constraint(decided, prepared)
         dispatcher = self._pipeline.dispatcher

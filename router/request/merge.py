@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from time import monotonic
 from typing import Protocol
 
 from google.protobuf.message import Message
@@ -88,7 +89,7 @@ class Outlet:
     def passed(self, before: float, came_at: float, passed_at: float) -> None:
         """Notes a message: when the one before was passed on, and when it came and was itself.
 
-        All in loop time.
+        All in monotonic seconds.
         """
         took = passed_at - came_at
         if came_at - before > _SOON * took:
@@ -129,13 +130,13 @@ class Outlet:
         while self._gathered:
             await self._rest(flow.passed_at + min(_LONGEST_GATHER, _GATHER * self._took))
             waiting, self._gathered, self._nbytes = self._gathered, [], 0
-            began = self._loop.time()
+            began = monotonic()
             out = merged(waiting)
             flow.writing = True
             for message in out:
                 await self._write(message)
             flow.writing = False
-            flow.passed_at = self._loop.time()
+            flow.passed_at = monotonic()
             flow.joined += len(waiting) - len(out)
             self._took = (flow.passed_at - began) / len(out)
             if len(waiting) == len(out) and not self._gathered:
@@ -143,11 +144,12 @@ class Outlet:
                 self.gathering, self._streak = False, 0
 
     async def _rest(self, until: float) -> None:
-        """Lets messages gather, until a moment in loop time or `_go`."""
-        if until <= self._loop.time():
+        """Lets messages gather, until a monotonic moment or `_go`."""
+        left = until - monotonic()
+        if left <= 0:
             return
         self._pause = self._loop.create_future()
-        timer = self._loop.call_at(until, self._go)
+        timer = self._loop.call_later(left, self._go)
         try:
             await self._pause
         finally:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from dataclasses import dataclass, replace
 
 from router.faults import Fault, Reason
@@ -94,76 +93,83 @@ class Pipeline:
         """
         deadline = self._deadline(time_left)
         choices = max(1, request.sampling_params.n)
+        merge = self._settings.merge_chunks and not request.router.one_chunk_a_message
+        active, place = self.active.running(record.request_id, deadline), self.admission.place()
         try:
-            async with self.active.running(record.request_id, deadline):
-                await self._serve(request, model, deadline, choices, write, record)
+            async with active, place:
+                with self._intake.ticket() as ticket:
+                    ready = await self._prepared(request, model, deadline, record, ticket)
+                    await self._serve(ready, choices, merge, deadline, write, record)
         except Aborted:
             for index in range(choices):
-                await write(_aborted(index))
+                await relay.tell(write, _aborted(index))
 
-    async def _serve(
+    def _serve(
         self,
-        request: engine.GenerateRequest,
-        model: str,
-        deadline: float,
+        ready: Ready,
         choices: int,
+        merge: bool,
+        deadline: float,
         write: Write,
         record: Record,
-    ) -> None:
-        merge = self._settings.merge_chunks and not request.router.one_chunk_a_message
-        place, prepared = self.admission.place(), self._prepared(request, model, deadline, record)
-        async with place, prepared as ready:
-            order = Order(
-                request_id=record.request_id,
-                constraint=ready.constraint,
-                view=ready.view,
-                deadline=deadline,
-                remote_media=not _HOSTED.isdisjoint(ready.constraint.schemes),
-                references=ready.references,
-            )
+    ) -> Awaitable[None]:
+        # Here and below plain functions hand awaitables on: each coroutine between the
+        # client's task and the stream would be passed through twice a message.
+        order = Order(
+            request_id=record.request_id,
+            constraint=ready.constraint,
+            view=ready.view,
+            deadline=deadline,
+            remote_media=not _HOSTED.isdisjoint(ready.constraint.schemes),
+            references=ready.references,
+        )
 
-            async def stream(attempt: Attempt, wire: bytes, remote_media: bool) -> None:
-                call = self.dispatcher.call(attempt, wire)
+        async def stream(attempt: Attempt, wire: bytes, remote_media: bool) -> None:
+            call = self.dispatcher.call(attempt, wire)
+            del wire
+
+            def begin() -> None:
+                attempt.lease.first_output()
+                ready.first_output()
+
+            try:
+                await relay.stream(
+                    call,
+                    write,
+                    choices=choices,
+                    limits=self.dispatcher.limits,
+                    progress=attempt.progress,
+                    remote_media=remote_media,
+                    on_first=begin,
+                    through=ready.through,
+                    merge=merge,
+                )
+            except AttemptFailed as failed:
+                if attempt.progress.started:
+                    ready.move(failed)
+                raise
+
+        async def share(attempt: Attempt) -> None:
+            async with self.dispatcher.sharing(ready.body.batches, attempt) as handles:
+                wire = await ready.body.wire_of(attempt.id, handles)
+                relaying = stream(attempt, wire, order.remote_media)
                 del wire
+                await relaying
 
-                def begin() -> None:
-                    attempt.lease.first_output()
-                    ready.first_output()
+        def exchange(attempt: Attempt) -> Awaitable[None]:
+            if ready.body.batches:
+                return share(attempt)
+            return stream(attempt, ready.body.wire(attempt.id), order.remote_media)
 
-                try:
-                    await relay.stream(
-                        call,
-                        write,
-                        choices=choices,
-                        limits=self.dispatcher.limits,
-                        progress=attempt.progress,
-                        remote_media=remote_media,
-                        on_first=begin,
-                        through=ready.through,
-                        merge=merge,
-                    )
-                except AttemptFailed as failed:
-                    if attempt.progress.started:
-                        ready.move(failed)
-                    raise
-
-            async def exchange(attempt: Attempt) -> None:
-                async with self.dispatcher.sharing(ready.body.batches, attempt) as handles:
-                    wire = await ready.body.wire_of(attempt.id, handles)
-                    relaying = stream(attempt, wire, order.remote_media)
-                    del wire
-                    await relaying
-
-            journey = record.journey
-            once = self.dispatcher.single(exchange, journey)
-            if ready.pairs:
-                params = ready.body.request.sampling_params
-                if alone := self.pairs.alone(order.constraint, order.view, params):
-                    order = replace(order, constraint=alone)
-                else:
-                    once = self.pairs.once(Exchange(lambda: ready.body, stream, write), journey)
-                del params
-            await self.dispatcher.run(order, once, journey)
+        journey = record.journey
+        once = self.dispatcher.single(exchange, journey)
+        if ready.pairs:
+            params = ready.body.request.sampling_params
+            if alone := self.pairs.alone(order.constraint, order.view, params):
+                order = replace(order, constraint=alone)
+            else:
+                once = self.pairs.once(Exchange(lambda: ready.body, stream, write), journey)
+        return self.dispatcher.run(order, once, journey)
 
     async def embed(
         self, request: engine.EmbedRequest, *, model: str, time_left: float | None, record: Record
@@ -199,10 +205,14 @@ class Pipeline:
             await self.dispatcher.run(order, once, record.journey)
         return answer
 
-    @asynccontextmanager
     async def _prepared(
-        self, request: engine.GenerateRequest, model: str, deadline: float, record: Record
-    ) -> AsyncIterator[Ready]:
+        self,
+        request: engine.GenerateRequest,
+        model: str,
+        deadline: float,
+        record: Record,
+        ticket: Ticket,
+    ) -> Ready:
         with self.dispatcher.tracing.step("plan"):
             decided = self.decider.decide(request, model, record)
         self._tell(decided)
@@ -214,25 +224,21 @@ class Pipeline:
         routing_key = request.router.routing_key
         # Without a stream the answer comes in one piece; with one token that is the first output.
         told = request.stream or request.sampling_params.max_tokens == 1
-        async with self._intake.ticket() as ticket:
-            if decided.plan.tensors:
-                # Held in memory as long as those that the router makes.
-                await ticket.take_bytes(record.nbytes, 0)
-            admit = self._admit(request, decided, deadline)
-            prepared = await self.prepare(request, decided, ticket, admit)
-            record.prompt_tokens = prepared.prompt_tokens
-            may_move = self._settings.migration and migrate.eligible(prepared.body.request)
-            ready = Ready(
-                prepared,
-                self.decider.constraint(decided, prepared),
-                view_of(decided, prepared, routing_key, told=told),
-                ticket,
-                pairs=decided.pairs,
-                movable=may_move and not decided.pairs,
-            )
-            # Megabytes hang on these, and a stream may take minutes.
-            del decided, prepared, admit
-            yield ready
+        if decided.plan.tensors:
+            # Held in memory as long as those that the router makes.
+            await ticket.take_bytes(record.nbytes, 0)
+        admit = self._admit(request, decided, deadline)
+        prepared = await self.prepare(request, decided, ticket, admit)
+        record.prompt_tokens = prepared.prompt_tokens
+        may_move = self._settings.migration and migrate.eligible(prepared.body.request)
+        return Ready(
+            prepared,
+            self.decider.constraint(decided, prepared),
+            view_of(decided, prepared, routing_key, told=told),
+            ticket,
+            pairs=decided.pairs,
+            movable=may_move and not decided.pairs,
+        )
 
     async def prepare(
         self,

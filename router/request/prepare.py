@@ -325,13 +325,14 @@ class Preparer:
     async def _make(self, loaded: Loaded, recipe: Recipe) -> npt.NDArray[Any]:
         # Others may wait for the same item, so it is not on one request's ticket. Pictures
         # beyond what the threads can work on would only fill memory.
-        async with self._at_work, self._intake.ticket() as ticket:
-            if isinstance(loaded.encoded, Blob) and not loaded.encoded.hard:
-                work = partial(self._decode_and_pack, loaded.plan, recipe)
-                return await ticket.decode_within(loaded.encoded, work)
-            with self._stage("decode"):
-                pixels = await _pixels(loaded, ticket)
-            return await ticket.run(self._pack, loaded.plan, recipe, pixels)
+        async with self._at_work:
+            with self._intake.ticket() as ticket:
+                if isinstance(loaded.encoded, Blob) and not loaded.encoded.hard:
+                    work = partial(self._decode_and_pack, loaded.plan, recipe)
+                    return await ticket.decode_within(loaded.encoded, work)
+                with self._stage("decode"):
+                    pixels = await _pixels(loaded, ticket)
+                return await ticket.run(self._pack, loaded.plan, recipe, pixels)
 
     def _decode_and_pack(
         self, plan: ItemPlan, recipe: Recipe, decode: Callable[[], npt.NDArray[np.uint8]]

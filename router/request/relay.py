@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 import grpc
@@ -20,7 +21,7 @@ from router.request.merge import CHUNK, Outlet, Write
 from router.request.tally import TokenTally
 from router.wire import engine
 
-__all__ = ["AttemptFailed", "ClientGone", "Limits", "Progress", "Write", "stream"]
+__all__ = ["AttemptFailed", "ClientGone", "Limits", "Progress", "Write", "stream", "tell"]
 
 
 class AttemptFailed(Exception):
@@ -40,9 +41,12 @@ def _never() -> float:
     return 0.0
 
 
-@dataclass
+@dataclass(slots=True)
 class Progress:
-    """How far a relay has come, readable while it runs and after it ended."""
+    """How far a relay has come, readable while it runs and after it ended.
+
+    Moments are monotonic seconds.
+    """
 
     messages: int = 0
     # Of them, those that went to the client as a part of another.
@@ -54,8 +58,7 @@ class Progress:
     cached_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
     first_output_at: float | None = None
-    # When the last message came (loop time), whether it is still being written, and when
-    # it had been.
+    # When the last message came, whether it is still being written, and when it had been.
     last_at: float = 0.0
     writing: bool = False
     passed_at: float = 0.0
@@ -90,6 +93,15 @@ class ClientGone(Exception):
     """A message could not be passed on: nobody is there to read it."""
 
 
+async def tell(write: Write, message: bytes) -> None:
+    """Writes a message of the router's own. Raises `ClientGone`."""
+    try:
+        await write(message)
+    except grpc.aio.InternalError as error:
+        # A write that waits for the client's window fails so when the client leaves.
+        raise ClientGone from error
+
+
 class Watchdog:
     """Cancels a call whose worker stays silent too long.
 
@@ -109,11 +121,11 @@ class Watchdog:
         self._limits = limits
         self._loop = loop
         self.expired: tuple[str, float] | None = None
-        self._began = loop.time()
+        self._began = monotonic()
         self._look_in(self._soon(limits.first_output))
 
     def _look(self) -> None:
-        progress, limits, now = self._progress, self._limits, self._loop.time()
+        progress, limits, now = self._progress, self._limits, monotonic()
         if progress.worker_silence() >= limits.silence:
             self._expire("silence", limits.silence)
             return
@@ -161,23 +173,23 @@ async def stream(
 
     `on_first` is called before the first message is passed on. `through` sees,
     and may change, each message on its way. With `merge`, chunks that wait are
-    joined. Raises `AttemptFailed`; CancelledError, or what `write` raises, when
-    the client is gone. Whatever happens, the call is over when this returns.
+    joined. Raises `AttemptFailed`; CancelledError or `ClientGone` when the
+    client is gone. Whatever happens, the call is over when this returns.
     """
-    loop = asyncio.get_running_loop()
     outlet = Outlet(write, progress, choices=choices, on_failure=call.cancel) if merge else None
-    watchdog = Watchdog(call, progress, limits, loop)
+    watchdog = Watchdog(call, progress, limits, asyncio.get_running_loop())
+    count_tokens = progress.tally.add
     try:
         try:
             async for message in call:
-                progress.last_at = loop.time()
+                came_at = progress.last_at = monotonic()
                 if not progress.messages:
-                    progress.first_output_at = progress.last_at
+                    progress.first_output_at = came_at
                     on_first()
                 progress.messages += 1
                 progress.nbytes += len(message)
                 if message[:1] == CHUNK:
-                    progress.tally.add(message)
+                    count_tokens(message)
                 else:
                     _note_complete(message, progress)
                 if through is not None:
@@ -189,13 +201,17 @@ async def stream(
                 await write(message)
                 progress.writing = False
                 # Silence begins here: a worker cannot be heard while its client is slow to read.
-                before, progress.passed_at = progress.passed_at, loop.time()
+                before, progress.passed_at = progress.passed_at, monotonic()
                 if outlet is not None:
-                    outlet.passed(before, progress.last_at, progress.passed_at)
+                    outlet.passed(before, came_at, progress.passed_at)
         finally:
             # However the worker's side ended, what came of it goes to the client first.
             if outlet is not None and not being_cancelled():
                 await outlet.finish()
+    except grpc.aio.InternalError as error:
+        if not progress.writing:
+            raise
+        raise ClientGone from error
     except grpc.aio.AioRpcError as error:
         # With every choice complete the client has all there is; how the call ended is nothing.
         if len(progress.completes) < choices:

@@ -20,7 +20,7 @@ from router.faults import Fault, Reason
 from router.observe.logging import bind_request, bind_trace, get_logger
 from router.request.pipeline import Pipeline
 from router.request.record import Record
-from router.request.relay import ClientGone, Write
+from router.request.relay import ClientGone
 from router.rpc.account import CANCELLED, OK, TOO_LATE, UNKNOWN, Accounts, Ending
 from router.rpc.errors import wire_error
 from router.rpc.fleet_view import FleetView
@@ -85,7 +85,7 @@ class EngineService:
                 request,
                 model=_asked_model(context),
                 time_left=context.time_remaining(),
-                write=_writer(context),
+                write=context.write,
                 record=record,
             )
 
@@ -183,17 +183,6 @@ def _parse(kind: type[M], raw: bytes) -> M:
         raise Fault(
             Reason.INVALID_REQUEST, f"the message is not a {kind.DESCRIPTOR.full_name}"
         ) from None
-
-
-def _writer(context: Context) -> Write:
-    async def write(message: bytes) -> None:
-        try:
-            await context.write(message)
-        except grpc.aio.InternalError as error:
-            # A write that waits for the client's window fails when the client leaves.
-            raise ClientGone from error
-
-    return write
 
 
 def _deadline_passed(context: Context) -> bool:

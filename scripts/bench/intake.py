@@ -75,7 +75,7 @@ async def large_pictures(url: str, count: int) -> str:
     intake = MediaIntake(MediaLimits(budget_wait=600.0))
 
     async def one() -> None:
-        async with intake.ticket() as ticket:
+        with intake.ticket() as ticket:
             await ticket.decode(await ticket.load(MediaSource("image", url=url), 0))
 
     started = time.perf_counter()
@@ -98,7 +98,7 @@ async def flood(data: bytes, requests: int) -> str:
         nonlocal slowest
         started = time.perf_counter()
         try:
-            async with intake.ticket() as ticket:
+            with intake.ticket() as ticket:
                 source = MediaSource("image", data=data)
                 blobs = [await ticket.load(source, index) for index in range(28)]
                 await ticket.reserve(blobs)

@@ -54,7 +54,7 @@ async def server() -> AsyncIterator[Server]:
 
 @pytest.mark.parametrize("name", ["photo_640x480.jpg", "tiny_20x30.png", "exif_6_24x16.jpg"])
 async def test_a_data_url_becomes_the_reference_pixels(intake: MediaIntake, name: str) -> None:
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         blob = await ticket.load(MediaSource("image", url=data_url(name)), 0)
         assert intake.budget.used.nbytes == len(read(name))
         pixels = await ticket.decode(blob)
@@ -68,7 +68,7 @@ async def test_a_fetched_picture_becomes_the_reference_pixels(
 ) -> None:
     name = "photo_1008x1344.webp"
     server.routes["/x"] = fixed(read(name))
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         blob = await ticket.load(MediaSource("image", url=server.url("/x")), 0)
         assert intake.budget.used.nbytes == len(read(name))
         assert sha256(await ticket.decode(blob)) == GOLDENS[name]["sha256"]
@@ -78,14 +78,14 @@ async def test_a_file_becomes_the_reference_pixels(intake: MediaIntake) -> None:
     name = "palette_trns_203x151.png"
     url = f"file://{DATA / 'images' / name}"
     await intake.judge(MediaSource("image", url=url), 0)
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         blob = await ticket.load(MediaSource("image", url=url), 0)
         assert sha256(await ticket.decode(blob)) == GOLDENS[name]["sha256"]
 
 
 async def test_inline_bytes_become_the_reference_pixels(intake: MediaIntake) -> None:
     name = "rgba_203x151.png"
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         assert (
             sha256(await ticket.decode(await ticket.load(image(name), 0)))
             == (GOLDENS[name]["sha256"])
@@ -93,7 +93,7 @@ async def test_inline_bytes_become_the_reference_pixels(intake: MediaIntake) -> 
 
 
 async def test_the_declared_media_type_does_not_matter(intake: MediaIntake) -> None:
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         url = data_url("tiny_20x30.png", "image/jpeg")
         blob = await ticket.load(MediaSource("image", url=url), 0)
         assert (await ticket.decode(blob)).shape == (30, 20, 3)
@@ -101,7 +101,7 @@ async def test_the_declared_media_type_does_not_matter(intake: MediaIntake) -> N
 
 @pytest.mark.parametrize("name", ["animated_203x151.gif", "animated_203x151.webp"])
 async def test_an_animation_is_one_picture(intake: MediaIntake, name: str) -> None:
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         pixels = await ticket.decode(await ticket.load(image(name), 0))
     assert sha256(pixels) == GOLDENS[name]["sha256"]
 
@@ -111,7 +111,7 @@ async def test_the_same_url_twice_in_a_request_is_fetched_once(
 ) -> None:
     server.routes["/x"] = fixed(read("tiny_20x30.png"), Cache_Control="no-store")
     source = MediaSource("image", url=server.url("/x"))
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         first, second = await asyncio.gather(ticket.load(source, 0), ticket.load(source, 1))
         third = await ticket.load(source, 2)
     assert [blob.index for blob in (first, second, third)] == [0, 1, 2]
@@ -119,10 +119,9 @@ async def test_the_same_url_twice_in_a_request_is_fetched_once(
 
 
 async def test_a_failed_item_is_named_and_gives_back_what_it_took(intake: MediaIntake) -> None:
-    with pytest.raises(Fault) as caught:
-        async with intake.ticket() as ticket:
-            await ticket.load(image("tiny_20x30.png"), 0)
-            await ticket.load(MediaSource("image", data=b"not a picture"), 1)
+    with pytest.raises(Fault) as caught, intake.ticket() as ticket:
+        await ticket.load(image("tiny_20x30.png"), 0)
+        await ticket.load(MediaSource("image", data=b"not a picture"), 1)
     assert caught.value.reason is Reason.MEDIA_FORMAT_UNSUPPORTED
     assert caught.value.metadata["index"] == "1"
     assert intake.budget.used == Amount()
@@ -136,7 +135,7 @@ async def test_a_cancelled_download_gives_back_what_it_took(
     )
 
     async def request() -> None:
-        async with intake.ticket() as ticket:
+        with intake.ticket() as ticket:
             await ticket.load(MediaSource("image", url=server.url("/x")), 0)
 
     task = asyncio.create_task(request())
@@ -154,7 +153,7 @@ async def test_a_thread_at_work_keeps_its_reservation_until_it_ends(intake: Medi
         go.wait(10)
 
     async def request() -> None:
-        async with intake.ticket() as ticket:
+        with intake.ticket() as ticket:
             await ticket.decode(await ticket.load(image("tiny_20x30.png"), 0))
             await ticket.run(work)
 
@@ -174,11 +173,11 @@ async def test_work_that_has_not_begun_is_dropped_with_its_request() -> None:
     ran = []
 
     async def hold() -> None:
-        async with intake.ticket() as ticket:
+        with intake.ticket() as ticket:
             await ticket.run(lambda: (begun.set(), go.wait(10)))
 
     async def later() -> None:
-        async with intake.ticket() as ticket:
+        with intake.ticket() as ticket:
             await ticket.run(lambda: ran.append(1))
 
     holding = asyncio.create_task(hold())
@@ -208,10 +207,9 @@ async def test_limits_of_item_request_and_process_are_told_apart_from_full(
     limits: MediaLimits,
 ) -> None:
     intake = MediaIntake(limits)
-    with pytest.raises(Fault) as caught:
-        async with intake.ticket() as ticket:
-            for index in range(2):
-                await ticket.decode(await ticket.load(image("tiny_20x30.png"), index))
+    with pytest.raises(Fault) as caught, intake.ticket() as ticket:
+        for index in range(2):
+            await ticket.decode(await ticket.load(image("tiny_20x30.png"), index))
     assert caught.value.reason is Reason.MEDIA_TOO_LARGE
     assert caught.value.retry_after is None
     await drained(intake)
@@ -219,7 +217,7 @@ async def test_limits_of_item_request_and_process_are_told_apart_from_full(
 
 async def test_released_pixels_make_room_for_the_next_picture() -> None:
     intake = MediaIntake(MediaLimits(worker_threads=1, request_pixels=600, budget_pixels=600))
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         for index in range(5):
             blob = await ticket.load(image("tiny_20x30.png"), index)
             await ticket.decode(blob)
@@ -229,7 +227,7 @@ async def test_released_pixels_make_room_for_the_next_picture() -> None:
 
 async def test_room_for_all_pictures_can_be_taken_before_the_first_is_decoded() -> None:
     intake = MediaIntake(MediaLimits(worker_threads=1, budget_pixels=1500, budget_wait=0.005))
-    async with intake.ticket() as first, intake.ticket() as second:
+    with intake.ticket() as first, intake.ticket() as second:
         blobs = [await first.load(image("tiny_20x30.png"), index) for index in range(2)]
         await first.reserve(blobs)
         await first.reserve(blobs)
@@ -248,7 +246,7 @@ async def test_room_for_all_pictures_can_be_taken_before_the_first_is_decoded() 
 
 async def test_a_ticket_that_is_closed_keeps_nothing_that_comes_late() -> None:
     intake = MediaIntake(MediaLimits(worker_threads=1))
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         blobs = [await ticket.load(image("tiny_20x30.png"), index) for index in range(2)]
     for late in (ticket.reserve(blobs), ticket.decode(blobs[0])):
         with pytest.raises(RuntimeError):
@@ -278,7 +276,7 @@ async def test_a_flood_stays_within_the_budget_and_the_rest_is_turned_away() -> 
     async def request() -> Reason | None:
         nonlocal most
         try:
-            async with intake.ticket() as ticket:
+            with intake.ticket() as ticket:
                 for index in range(4):
                     blob = await ticket.load(MediaSource("image", data=data), index)
                     await ticket.decode(blob)
@@ -403,11 +401,10 @@ class TestSecrets:
         server.routes["/missing"] = fixed(b"SECRET", status="404 Not Found")
         server.routes["/damaged"] = fixed(read("bad_truncated_half.png"))
         caplog.set_level("DEBUG")
-        with pytest.raises(Fault) as caught:
-            async with intake.ticket() as ticket:
-                source = MediaSource("image", url=make(server))
-                assert "SECRET" not in repr(source)
-                await ticket.decode(await ticket.load(source, 0))
+        with pytest.raises(Fault) as caught, intake.ticket() as ticket:
+            source = MediaSource("image", url=make(server))
+            assert "SECRET" not in repr(source)
+            await ticket.decode(await ticket.load(source, 0))
         shown = caught.value.message + str(caught.value.metadata) + caplog.text
         for secret in ("SECRET", "u:p", "0x", str(DATA), "libpng", "PIL"):
             assert secret not in shown

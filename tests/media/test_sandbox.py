@@ -89,13 +89,13 @@ def endless_scans() -> bytes:
 async def test_a_jpeg_that_would_take_minutes_is_stopped_and_the_next_file_is_read(
     intake: MediaIntake,
 ) -> None:
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         blob = await ticket.load(MediaSource("image", data=endless_scans()), 0)
         with pytest.raises(Fault) as caught:
             await ticket.decode(blob)
     assert caught.value.reason is Reason.MEDIA_DECODE_FAILED
     assert intake.decoder.sandbox_restarts == 1
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         name = "photo_203x151.avif"
         blob = await ticket.load(MediaSource("image", data=read(name)), 0)
         assert blob.hard
@@ -103,7 +103,7 @@ async def test_a_jpeg_that_would_take_minutes_is_stopped_and_the_next_file_is_re
 
 
 async def test_damaged_data_does_not_cost_a_process(intake: MediaIntake) -> None:
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         data = read("photo_203x151.avif")[:2000]
         blob = await ticket.load(MediaSource("image", data=data), 2)
         with pytest.raises(Fault) as caught:
@@ -126,7 +126,7 @@ async def test_closing_does_not_wait_for_a_decoder_that_runs_away(
     monkeypatch.setattr(DecoderProcess, "call", noted)
     intake = MediaIntake(MediaLimits(worker_threads=1, decode_timeout=3600.0))
     await intake.warm_up()
-    async with intake.ticket() as ticket:
+    with intake.ticket() as ticket:
         blob = await ticket.load(MediaSource("image", data=endless_scans()), 0)
         running = asyncio.create_task(ticket.decode(blob))
         queued = asyncio.create_task(ticket.decode(blob))

@@ -38,7 +38,7 @@ def clip(data: bytes) -> MediaSource:
 @pytest.mark.asyncio(loop_scope="module")
 class TestClips:
     async def test_every_frame_equals_the_reference(self, intake: MediaIntake) -> None:
-        async with intake.ticket() as ticket:
+        with intake.ticket() as ticket:
             opened = await ticket.load_clip(clip(CLIP), 0)
             assert opened.header == VideoHeader(320, 240, GOLDEN["frames"], GOLDEN["fps"])
             frames = await ticket.frames(opened, range(90))
@@ -46,7 +46,7 @@ class TestClips:
 
     async def test_chosen_frames_are_those_of_their_indices(self, intake: MediaIntake) -> None:
         chosen = [0, 0, 7, 8, 44, 89, 89]
-        async with intake.ticket() as ticket:
+        with intake.ticket() as ticket:
             opened = await ticket.load_clip(clip(CLIP), 0)
             frames = await ticket.frames(opened, chosen)
         assert frames.shape == (7, 240, 320, 3)
@@ -62,7 +62,7 @@ class TestClips:
         for level in range(0, 240, 20):
             writer.write(np.full((48, 64, 3), level, np.uint8))
         writer.release()
-        async with intake.ticket() as ticket:
+        with intake.ticket() as ticket:
             opened = await ticket.load_clip(clip(path.read_bytes()), 0)
             assert opened.header == VideoHeader(64, 48, 12, 10.0)
             frames = await ticket.frames(opened, [1, 11])
@@ -70,10 +70,9 @@ class TestClips:
 
     @pytest.mark.parametrize("end", [100, 5_000, len(CLIP) // 2, len(CLIP) - 3000])
     async def test_a_clip_cut_short_is_refused(self, intake: MediaIntake, end: int) -> None:
-        async with intake.ticket() as ticket:
-            with pytest.raises(Fault) as caught:
-                opened = await ticket.load_clip(clip(CLIP[:end]), 5)
-                await ticket.frames(opened, range(opened.header.frames))
+        with intake.ticket() as ticket, pytest.raises(Fault) as caught:
+            opened = await ticket.load_clip(clip(CLIP[:end]), 5)
+            await ticket.frames(opened, range(opened.header.frames))
         assert caught.value.reason is Reason.MEDIA_DECODE_FAILED
         assert caught.value.metadata["index"] == "5"
 
@@ -88,9 +87,8 @@ class TestClips:
     )
     async def test_a_clip_over_a_limit_is_refused_by_its_header(self, limits: VideoLimits) -> None:
         small = MediaIntake(MediaLimits(worker_threads=1, video=limits))
-        async with small.ticket() as ticket:
-            with pytest.raises(Fault) as caught:
-                await ticket.load_clip(clip(CLIP), 0)
+        with small.ticket() as ticket, pytest.raises(Fault) as caught:
+            await ticket.load_clip(clip(CLIP), 0)
         await small.close()
         assert caught.value.reason is Reason.MEDIA_TOO_LARGE
         assert "limit" in caught.value.metadata

@@ -79,7 +79,7 @@ class MediaReferences:
     async def _resolve(self, ids: Ids, sources: list[MediaSource]) -> Prompt:
         if self._intake is None:
             self._intake = MediaIntake(_limits(self._options()))
-        async with self._intake.ticket() as ticket:
+        with self._intake.ticket() as ticket:
             files = await _all_loaded(ticket, sources)
             plans = [self._plan(file) for file in files]
             ids, ranges = self._expanded(ids, plans)

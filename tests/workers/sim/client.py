@@ -136,7 +136,7 @@ async def with_clip_tensors(
     """A request as a router builds it that preprocesses one clip itself."""
     spec, intake = _spec(), MediaIntake()
     try:
-        async with intake.ticket() as ticket:
+        with intake.ticket() as ticket:
             loaded = await ticket.load_clip(_source(clip), 0)
             header = loaded.header
             plan = spec.plan_video(
