@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,19 +50,19 @@ async def compile_apart(stop: asyncio.Event) -> None:
     if are_cached():
         return
     _log.info("compiling_kernels", why="first start with this version on this machine")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router.kernels", stdout=asyncio.subprocess.DEVNULL
+    # Not by the event loop, which forks: gRPC's threads do not survive that in a child.
+    process = subprocess.Popen(  # noqa: ASYNC220 - a moment, at start
+        [sys.executable, "-m", "router.kernels"], stdout=subprocess.DEVNULL
     )
     stopped = asyncio.create_task(stop.wait())
-    ended = asyncio.create_task(process.wait())
+    ended = asyncio.create_task(asyncio.to_thread(process.wait))
     try:
         await asyncio.wait([stopped, ended], return_when=asyncio.FIRST_COMPLETED)
         if ended.done() and process.returncode:
             _log.warning("kernels_not_cached", exit_code=process.returncode)
     finally:
         stopped.cancel()
-        if process.returncode is None:
-            process.kill()
+        process.kill()  # nothing, if it has ended
         await ended
 
 

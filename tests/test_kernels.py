@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,19 +11,19 @@ import pytest
 from router import kernels
 from tests.serving import eventually
 
-_start = asyncio.create_subprocess_exec
+_start = subprocess.Popen
 
 
 class Apart:
     """Stands for the compiling process: runs another program, and remembers it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *program: str) -> None:
-        self.started: list[asyncio.subprocess.Process] = []
+        self.started: list[subprocess.Popen[bytes]] = []
         self._program = program
-        monkeypatch.setattr(kernels.asyncio, "create_subprocess_exec", self._run)
+        monkeypatch.setattr(kernels.subprocess, "Popen", self._run)
 
-    async def _run(self, *_: object, **__: object) -> asyncio.subprocess.Process:
-        process = await _start(*self._program)
+    def _run(self, *_: object, **__: object) -> subprocess.Popen[bytes]:
+        process = _start(self._program)
         self.started.append(process)
         return process
 
