@@ -78,7 +78,7 @@ def configure(form: Literal["json", "console"], least: str) -> None:
     structlog.configure(
         processors=[*shared, last],
         wrapper_class=_Logger,
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -208,5 +208,5 @@ def _nbytes(line: str) -> int:
     return len(line.encode(errors="backslashreplace"))
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+# Made once: `json.dumps` makes one for each line.
+_json = json.JSONEncoder(ensure_ascii=False, default=str).encode

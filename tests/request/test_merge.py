@@ -259,7 +259,7 @@ async def test_a_write_that_fails_while_messages_gather_ends_the_stream() -> Non
 
     async def write(message: bytes) -> None:
         if progress.joined:
-            raise ClientGone
+            raise grpc.aio.InternalError
         await reader.write(message)
 
     call = Call(*many(100), FOREVER, *many(100), FOREVER)

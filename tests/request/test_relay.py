@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from router.request.relay import AttemptFailed, Limits, Progress, stream
+from router.request.relay import AttemptFailed, ClientGone, Limits, Progress, stream, tell
 from router.wire import engine
 from tests.request.test_failure import ended
 
@@ -185,3 +185,22 @@ async def test_a_worker_that_is_silent_to_everybody_is_given_up(before: tuple[by
     assert not done
     silence = 0.06
     assert await asyncio.wait_for(waiting, 10) == "silence"
+
+
+async def test_a_write_that_fails_means_that_the_client_is_gone() -> None:
+    async def write(_: bytes) -> None:
+        raise grpc.aio.InternalError
+
+    call = Call(chunk(1), FOREVER)
+    with pytest.raises(ClientGone):
+        await relayed(call, write=write)
+    assert call.cancels
+    with pytest.raises(ClientGone):
+        await tell(write, complete())
+
+
+async def test_a_read_that_fails_by_itself_is_not_blamed_on_the_client() -> None:
+    call = Call(chunk(1), grpc.aio.InternalError())
+    with pytest.raises(grpc.aio.InternalError):
+        await relayed(call)
+    assert call.cancels
