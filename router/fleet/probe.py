@@ -144,11 +144,7 @@ class Probe:
         worker = self._worker
         if worker.capability not in (None, found.capability):
             _log.info("capability_changed", worker=worker.address, generation=worker.generation)
-        worker.capability = found.capability
-        worker.model = found.model
-        worker.model_info = found.model_info
-        worker.server_info = found.server_info
-        worker.heard()
+        worker.learn(found.capability, found.model, found.model_info, found.server_info)
 
     # -- Health
 

@@ -39,6 +39,8 @@ class Registry:
         self._at: dict[str, Worker] = {}
         self._generations = itertools.count(1)
         self._listeners: list[Callable[[], None]] = []
+        self._by_model: dict[str, tuple[Worker, ...]] | None = None
+        self._unreadable = 0
         self.metrics.show(worker_gauges(self))
 
     def __iter__(self) -> Iterator[Worker]:
@@ -75,6 +77,7 @@ class Registry:
             ),
             clock=self.clock,
             on_state=self._state_changed,
+            on_learnt=self._changed,
         )
         self._workers[worker] = None
         self._at[address] = worker
@@ -93,6 +96,7 @@ class Registry:
         worker.enter(WorkerState.GONE, reason)
         if self._stands(worker):
             del self._at[worker.address]
+            self._changed()
             self.metrics.forget_worker(worker.address)
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -107,11 +111,31 @@ class Registry:
     @property
     def model_names(self) -> Sequence[str]:
         """The names of all models known to be served, sorted."""
-        return sorted({w.model_name for w in self._at.values() if w.model_name})
+        return tuple(self._models())
 
-    def of_model(self, name: str) -> list[Worker]:
-        """The present workers of a model, healthy or not."""
-        return [w for w in self._at.values() if w.model_name == name]
+    def of_model(self, name: str) -> Sequence[Worker]:
+        """The present workers of a model, healthy or not.
+
+        The same object until any worker comes, goes, or is read anew.
+        """
+        return self._models().get(name, ())
+
+    @property
+    def unreadable(self) -> int:
+        """How many workers have not said yet which model they serve."""
+        self._models()
+        return self._unreadable
+
+    def _models(self) -> dict[str, tuple[Worker, ...]]:
+        # Asked several times a request, of fleets that change once in a while.
+        if self._by_model is None:
+            found: dict[str, list[Worker]] = {}
+            for worker in self._at.values():
+                if worker.model_name:
+                    found.setdefault(worker.model_name, []).append(worker)
+            self._by_model = {name: tuple(found[name]) for name in sorted(found)}
+            self._unreadable = sum(worker.capability is None for worker in self._workers)
+        return self._by_model
 
     @property
     def routable(self) -> bool:
@@ -141,8 +165,12 @@ class Registry:
             reason=worker.state_reason,
             model=worker.model_name,
         )
+        self._changed()
         for listener in self._listeners:
             listener()
+
+    def _changed(self) -> None:
+        self._by_model = None
 
     def _load_reported(self, worker: Worker, source: LoadSource) -> None:
         if self._stands(worker):

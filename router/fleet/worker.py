@@ -63,7 +63,7 @@ class Worker:
 
     One object is one generation: another engine at the same address is another
     object, with its own load and breaker. `clock` gives seconds. `on_state`
-    hears of every change of state.
+    hears of every change of state, `on_learnt` when its metadata were read.
     """
 
     def __init__(
@@ -76,6 +76,7 @@ class Worker:
         load: Load,
         clock: Callable[[], float],
         on_state: Callable[[Worker], None] | None = None,
+        on_learnt: Callable[[], None] | None = None,
     ) -> None:
         self.address = endpoint.address
         self.generation = generation
@@ -92,6 +93,7 @@ class Worker:
         self.server_info: engine.GetServerInfoResponse | None = None
         self._clock = clock
         self._on_state = on_state
+        self._on_learnt = on_learnt
         # When the worker last said anything: answered a probe or finished a call well.
         self.heard_at = self.state_since
         # Whether it was told already that this worker's prefills identify no media.
@@ -164,6 +166,20 @@ class Worker:
             self.state_since = self._clock()
             if self._on_state:
                 self._on_state(self)
+
+    def learn(
+        self,
+        capability: Capability,
+        model: Model | None,
+        model_info: engine.GetModelInfoResponse,
+        server_info: engine.GetServerInfoResponse,
+    ) -> None:
+        """Takes what was read of it, all at once."""
+        self.capability, self.model = capability, model
+        self.model_info, self.server_info = model_info, server_info
+        self.heard()
+        if self._on_learnt:
+            self._on_learnt()
 
     def heard(self) -> None:
         """Notes that the worker has just said something."""

@@ -47,36 +47,60 @@ class DecideSettings:
 
 
 @dataclass(frozen=True)
-class Decided:
-    """A request after its first steps: which model, which media, which mode."""
+class Served:
+    """A model's workers as they stand, healthy or not, and what follows from that.
 
-    model: str
+    Good for as long as the registry has them so.
+    """
+
     workers: Sequence[Worker]
-    files: Model | None
-    plan: MediaPlan
-    resolution: Resolution
-    interest: Interest
+
+    @cached_property
+    def files(self) -> Model | None:
+        """The model's files, None while no worker's were read."""
+        return next((w.model for w in self.workers if w.model is not None), None)
+
+    @cached_property
+    def view(self) -> ModelView:
+        """What the resolution of the mode asks of them."""
+        spec = self.files.spec if self.files else None
+        return ModelView(
+            worker_expandable=frozenset(spec.worker_expandable) if spec else frozenset(),
+            advertised=[w.capability.takes_media_refs for w in self.workers if w.capability],
+            has_encode_workers=any(w.role is Role.ENCODE for w in self.workers),
+        )
 
     @cached_property
     def pairs(self) -> bool:
         """Whether the model is served by prefill/decode pairs."""
         return is_disaggregated(self.workers)
 
-    @property
+    @cached_property
     def roles(self) -> frozenset[Role]:
         """The roles of the workers that get the prompt and the media."""
         return frozenset({Role.PREFILL if self.pairs else Role.BOTH})
 
-    @property
+    @cached_property
     def model_path(self) -> str:
         """The workers' own name for the model's files."""
         return next((w.capability.model_path for w in self.workers if w.capability), "")
 
-    @property
+    @cached_property
     def context_length(self) -> int | None:
         """The longest context of the model's workers, in tokens; None while none is known."""
         known = [w.capability.context_length for w in self.workers if w.capability]
         return max((length for length in known if length), default=None)
+
+
+@dataclass(frozen=True)
+class Decided:
+    """A request after its first steps: which model, which media, which mode."""
+
+    model: str
+    served: Served
+    plan: MediaPlan
+    resolution: Resolution
+    interest: Interest
 
 
 class Decider:
@@ -86,22 +110,29 @@ class Decider:
         self._registry = registry
         self._policies = policies
         self._settings = settings
+        self._served: dict[str, Served] = {}
 
     def decide(self, request: engine.GenerateRequest, model: str, record: Record) -> Decided:
         """Model, plan and mode of a request, noted on its record. Raises `Fault`."""
         media = plan(request, allow_transfer_params=self._settings.allow_transfer_params)
         name = record.model = self.model_name(request.router.model or model)
-        workers = self._registry.of_model(name)
-        files = next((w.model for w in workers if w.model is not None), None)
+        served = self._of(name)
         override = _override(request)
         if not self._settings.allow_mm_override:
             record.override_ignored = override is not None and bool(media.items)
             override = None
         resolution = record.resolution = resolve(
-            media, _view(workers, files), self._settings.mm_processing, override
+            media, served.view, self._settings.mm_processing, override
         )
         wanted = interest(self._policies, name, request.router)
-        return Decided(name, workers, files, media, resolution, wanted)
+        return Decided(name, served, media, resolution, wanted)
+
+    def _of(self, name: str) -> Served:
+        workers = self._registry.of_model(name)
+        served = self._served.get(name)
+        if served is None or served.workers is not workers:
+            served = self._served[name] = Served(workers)
+        return served
 
     def first_constraint(self, decided: Decided) -> WireConstraint:
         """What is known of the constraint before any media is fetched."""
@@ -112,7 +143,7 @@ class Decider:
             requires_media_refs=forwarded,
             schemes=decided.plan.schemes if forwarded else frozenset(),
             item_counts=tuple(sorted(counts.items())),
-            roles=decided.roles,
+            roles=decided.served.roles,
         )
 
     def constraint(self, decided: Decided, prepared: Prepared) -> WireConstraint:
@@ -127,13 +158,15 @@ class Decider:
             prompt_tokens=0 if prepared.estimated else prepared.prompt_tokens,
             pixel_format=prepared.pixel_format,
             model_fingerprint=prepared.model_fingerprint,
-            roles=decided.roles,
+            roles=decided.served.roles,
         )
 
     def pixels_for(self, decided: Decided) -> PixelFormat:
         """How tensors are built for this model: as most of its usable workers want them."""
-        takers = [w for w in decided.workers if effective_role(w) in decided.roles]
-        usable = [w for w in takers if w.state is WorkerState.READY] or takers or decided.workers
+        takers = [w for w in decided.served.workers if effective_role(w) in decided.served.roles]
+        usable = (
+            [w for w in takers if w.state is WorkerState.READY] or takers or decided.served.workers
+        )
         wanted = Counter(w for w in map(wanted_pixels, usable) if w is not None)
         return wanted.most_common(1)[0][0]
 
@@ -142,14 +175,16 @@ class Decider:
         names = self._registry.model_names
         if asked in names:
             return asked
+        if not asked and len(names) == 1:
+            return names[0]
         by_path = {
             w.capability.served_name
             for w in self._registry
-            if asked and w.capability and w.capability.model_path == asked
+            if w.capability and w.capability.model_path == asked
         }
         if len(by_path) == 1:
             return by_path.pop()
-        unreadable = sum(w.capability is None for w in self._registry)
+        unreadable = self._registry.unreadable
         if not names or (asked and unreadable):
             # Nobody has said yet what it serves: that is not the client's fault.
             raise Survey([], unreadable=unreadable).fault(retry_after=1.0)
@@ -159,13 +194,11 @@ class Decider:
                 f"no worker serves the model that was asked for; served: {_some(names)}",
                 metadata={"served": str(len(names)), "models": _some(names)},
             )
-        if len(names) > 1:
-            raise Fault(
-                Reason.MODEL_REQUIRED,
-                f"several models are served; name one in router.model or x-model: {_some(names)}",
-                metadata={"served": str(len(names)), "models": _some(names)},
-            )
-        return names[0]
+        raise Fault(
+            Reason.MODEL_REQUIRED,
+            f"several models are served; name one in router.model or x-model: {_some(names)}",
+            metadata={"served": str(len(names)), "models": _some(names)},
+        )
 
 
 def _some(names: Sequence[str]) -> str:
@@ -183,12 +216,3 @@ def _override(request: engine.GenerateRequest) -> Setting | None:
             Reason.INVALID_REQUEST, f"router.mm_processing is {asked}, which is no MmProcessing"
         )
     return _OVERRIDES[asked]
-
-
-def _view(workers: Sequence[Worker], files: Model | None) -> ModelView:
-    spec = files.spec if files else None
-    return ModelView(
-        worker_expandable=frozenset(spec.worker_expandable) if spec else frozenset(),
-        advertised=[w.capability.takes_media_refs for w in workers if w.capability],
-        has_encode_workers=any(w.role is Role.ENCODE for w in workers),
-    )

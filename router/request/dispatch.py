@@ -7,6 +7,7 @@ Nothing is prepared again.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import random
 import secrets
@@ -204,6 +205,8 @@ class Dispatcher:
         self._max_message_bytes = max_message_bytes
         self.shed_hint = max(1.0, load_interval)
         self.rng = rng or random.Random()
+        # One series a policy, looked up once.
+        self._chosen = functools.cache(lambda policy: metrics.selections.labels(policy, "single"))
         self._aborts: set[asyncio.Task[None]] = set()
         self._numbers = itertools.count(1)
 
@@ -216,7 +219,7 @@ class Dispatcher:
             self._overload,
             registry.clock(),
             tried=tried,
-            unreadable=sum(w.capability is None for w in registry),
+            unreadable=registry.unreadable,
         )
 
     def check(self, constraint: WireConstraint) -> None:
@@ -238,12 +241,13 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         attempts = Attempts(self._retry, self._budget, self.rng)
         tried: frozenset[Worker] = frozenset()
-        patience = self._patience(order.deadline)
+        patience = None
         while True:
             attempts.made += 1
             try:
                 failed, workers = await once(order, tried)
             except Fault as fault:
+                patience = patience or self._patience(order.deadline)
                 if not await patience.look_again(fault):
                     raise
                 attempts.made -= 1
@@ -258,7 +262,7 @@ class Dispatcher:
                 raise failed.why.fault
             self._metrics.retries.labels(failed.why.fault.reason.name.lower()).inc()
             await asyncio.sleep(pause)
-            patience = self._patience(order.deadline)
+            patience = None
 
     async def available(self, check: Callable[[], None], deadline: float) -> None:
         """Waits, for a bounded time, while `check` raises that no worker is available.
@@ -286,7 +290,7 @@ class Dispatcher:
             with self.tracing.step("select"):
                 seen = self.survey(order.constraint, tried)
                 lease = select(seen, order.view, policy, retry_after=self.shed_hint)
-            self._metrics.selections.labels(policy.name, "single").inc()
+            self._chosen(policy.name).inc()
             attempt = self.attempt(order, lease)
             journey.attempts += 1
             journey.worker, journey.progress = lease.worker.address, attempt.progress

@@ -40,7 +40,7 @@ class Explainer:
         pairs = self._pipeline.pairs
         view = view_of(decided, prepared, routing_key)
         policy = dispatcher.policies.of(decided.model)
-        paired = decided.pairs
+        paired = decided.served.pairs
         if paired and (alone := pairs.alone(constraint, view, request.sampling_params)):
             constraint, paired = alone, False
         surveys = pairs.pairing.surveys(constraint) if paired else (dispatcher.survey(constraint),)

@@ -236,47 +236,47 @@ class Pipeline:
             self.decider.constraint(decided, prepared),
             view_of(decided, prepared, routing_key, told=told),
             ticket,
-            pairs=decided.pairs,
-            movable=may_move and not decided.pairs,
+            pairs=decided.served.pairs,
+            movable=may_move and not decided.served.pairs,
         )
 
-    async def prepare(
+    def prepare(
         self,
         request: engine.GenerateRequest,
         decided: Decided,
         ticket: Ticket,
         admit: Admit = _anyone,
-    ) -> Prepared:
+    ) -> Awaitable[Prepared]:
         """Makes the body. What it takes of the media budget is on the ticket.
 
         `admit` may refuse it before pixels are worked on.
         """
         match decided.resolution.mode, decided.plan.tensors:
             case Mode.NONE, False:
-                return await self._preparer.text(
-                    request, decided.files, decided.context_length, decided.interest
+                return self._preparer.text(
+                    request, decided.served.files, decided.served.context_length, decided.interest
                 )
             case Mode.NONE, True:
-                return await self._preparer.client_tensors(
+                return self._preparer.client_tensors(
                     request,
                     _known(decided),
                     decided.interest,
                     trust_hashes=self._settings.allow_client_hashes,
                 )
             case Mode.WORKER, _:
-                return await self._preparer.forward(
+                return self._preparer.forward(
                     request,
                     decided.plan,
                     _known(decided),
-                    decided.model_path,
+                    decided.served.model_path,
                     decided.interest,
                     served=decided.model,
                 )
-        return await self._preparer.process(
+        return self._preparer.process(
             request,
             decided.plan,
             _known(decided),
-            decided.model_path,
+            decided.served.model_path,
             self.decider.pixels_for(decided),
             ticket,
             decided.interest,
@@ -309,7 +309,7 @@ class Pipeline:
         """Raises the `Fault` of a request that nobody can have, after a bounded wait."""
 
         def check() -> None:
-            if decided.pairs:
+            if decided.served.pairs:
                 self.pairs.check(constraint, request.sampling_params)
             else:
                 self.dispatcher.check(constraint)
@@ -351,9 +351,9 @@ def view_of(
 
 
 def _known(decided: Decided) -> Model:
-    if decided.files is None:
+    if decided.served.files is None:
         raise Fault(Reason.MULTIMODAL_NOT_SUPPORTED, "this model's files are not known")
-    return decided.files
+    return decided.served.files
 
 
 def _aborted(index: int) -> bytes:

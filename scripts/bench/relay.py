@@ -2,7 +2,8 @@
 
 One worker that answers from memory, in a process of its own; before it, in
 turn and in the same run, (a) a grpc.aio relay of twenty lines that passes raw
-bytes on and (b) `mmrouter serve`, with and without metrics and log lines.
+bytes on, on asyncio's own event loop and, to be fair, on the router's, and (b)
+`mmrouter serve`, with and without metrics and log lines.
 Clients open streams through each. What is compared is the CPU time of the
 process in the middle, per request and per streamed message, found by a
 least-squares fit over streams of different length. Everything runs on loopback
@@ -27,6 +28,7 @@ from datetime import date
 from pathlib import Path
 
 import grpc
+import uvloop
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import Counter, Gauge, Histogram
@@ -36,6 +38,8 @@ from router.cli import run
 from router.wire import ENGINE_SERVICE, common, engine
 
 LENGTHS = (16, 64, 256)
+BARE = "bare relay"
+BARE_UVLOOP = "bare relay, on uvloop"
 UNCOUNTED = "mmrouter, metrics that do nothing"
 COUNTED = "mmrouter"
 LOGGED = "mmrouter, a log line a request"
@@ -224,13 +228,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--role", choices=("worker", "relay", "uncounted"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--role", choices=("worker", "relay", "uvloop", "uncounted"), help=argparse.SUPPRESS
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.role == "worker":
         asyncio.run(serve_worker())
     elif arguments.role == "relay":
         asyncio.run(serve_relay(arguments.worker))
+    elif arguments.role == "uvloop":
+        uvloop.run(serve_relay(arguments.worker))
     elif arguments.role == "uncounted":
         serve_uncounted(arguments.worker)
     else:
@@ -243,12 +251,14 @@ def measure(arguments: argparse.Namespace) -> None:
     with (
         process(*me, "worker") as (_, worker),
         process(*me, "relay", "--worker", worker) as (relay_pid, relay),
+        process(*me, "uvloop", "--worker", worker) as (uvloop_pid, on_uvloop),
         process(*me, "uncounted", "--worker", worker) as (uncounted_pid, uncounted),
         process(*serve, "--worker", worker, "--log-level", "warning") as (router_pid, router),
         process(*serve, "--worker", worker) as (logging_pid, logging),
     ):
         targets = {
-            "bare relay": (relay_pid, relay),
+            BARE: (relay_pid, relay),
+            BARE_UVLOOP: (uvloop_pid, on_uvloop),
             UNCOUNTED: (uncounted_pid, uncounted),
             COUNTED: (router_pid, router),
             LOGGED: (logging_pid, logging),
@@ -277,7 +287,7 @@ def report(costs: dict[str, dict[int, list[float]]], arguments: argparse.Namespa
         f"{arguments.streams} streams at once, {arguments.requests} requests a point, "
         f"{arguments.rounds} rounds; CPU time of the process in the middle"
     )
-    base = costs["bare relay"]
+    base = costs[BARE]
     for name, cost in costs.items():
         cells = []
         for length in LENGTHS:

@@ -163,7 +163,7 @@ async def test_a_restarted_worker_is_known_for_nothing_that_the_last_one_was() -
             assert new.capability is not None
             assert not new.capability.takes_media_refs
             assert new.breaker.state.value == "closed"
-            assert running.registry.model_names == ["another/model"]
+            assert list(running.registry.model_names) == ["another/model"]
 
 
 async def test_a_worker_of_another_model_than_is_expected_there_is_not_routable() -> None:
