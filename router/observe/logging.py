@@ -40,6 +40,10 @@ class _Threshold:
 class _Logger(structlog.BoundLoggerBase):
     """A logger that is long made when the level changes, and costs next to nothing below it."""
 
+    def is_enabled_for(self, level: int) -> bool:
+        """Whether a line of this level of the standard library's would be told."""
+        return level >= _Threshold.level
+
     def debug(self, event: str, **values: Any) -> Any:
         return self._log(logging.DEBUG, "debug", event, values)
 
@@ -53,7 +57,7 @@ class _Logger(structlog.BoundLoggerBase):
         return self._log(logging.ERROR, "error", event, values)
 
     def _log(self, level: int, name: str, event: str, values: dict[str, Any]) -> Any:
-        if level >= _Threshold.level:
+        if self.is_enabled_for(level):
             return self._proxy_to_logger(name, event, **values)
         return None
 

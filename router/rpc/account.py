@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 
@@ -116,6 +117,8 @@ class Accounts:
             model.token_time.observe(streamed / (tokens - 1))
 
     def _log(self, record: Record, ending: Ending, seconds: float, to_first: float | None) -> None:
+        if not _log.is_enabled_for(logging.INFO):
+            return
         progress, resolution = record.journey.progress, record.resolution
         told = {
             "mode": resolution.mode.value if resolution else None,
