@@ -52,7 +52,8 @@ class Attempt:
     """One call of one worker, on a lease. `id` is the request id that the worker sees.
 
     `aborted` says that the worker was asked to end it. `headers` go to the
-    worker as metadata.
+    worker as metadata. `on_break` hears of a failure after the first output,
+    and may make it one that another worker can go on from.
     """
 
     lease: Lease
@@ -62,6 +63,7 @@ class Attempt:
     aborted: bool = False
     headers: tuple[tuple[str, str], ...] = ()
     method: str = "Generate"
+    on_break: Callable[[AttemptFailed], None] | None = None
 
     @property
     def worker(self) -> Worker:
@@ -322,6 +324,8 @@ class Dispatcher:
             result, outcome = CallResult.SUCCESS, "ok"
             return None
         except AttemptFailed as failed:
+            if attempt.on_break is not None and attempt.progress.started:
+                attempt.on_break(failed)
             result, outcome = failed.why.result, failed.why.fault.reason.name.lower()
             _log.info(
                 "attempt_failed",

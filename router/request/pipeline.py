@@ -25,7 +25,7 @@ from router.request.prepare import Admit, Preparer
 from router.request.prepared import Prepared
 from router.request.ready import Ready
 from router.request.record import Record
-from router.request.relay import AttemptFailed, Write
+from router.request.relay import Write
 from router.request.resolve import Mode, Resolution
 from router.wire import engine
 
@@ -124,30 +124,23 @@ class Pipeline:
             references=ready.references,
         )
 
-        async def stream(attempt: Attempt, wire: bytes, remote_media: bool) -> None:
-            call = self.dispatcher.call(attempt, wire)
-            del wire
-
+        def stream(attempt: Attempt, wire: bytes, remote_media: bool) -> Awaitable[None]:
             def begin() -> None:
                 attempt.lease.first_output()
                 ready.first_output()
 
-            try:
-                await relay.stream(
-                    call,
-                    write,
-                    choices=choices,
-                    limits=self.dispatcher.limits,
-                    progress=attempt.progress,
-                    remote_media=remote_media,
-                    on_first=begin,
-                    through=ready.through,
-                    merge=merge,
-                )
-            except AttemptFailed as failed:
-                if attempt.progress.started:
-                    ready.move(failed)
-                raise
+            attempt.on_break = ready.move
+            return relay.stream(
+                self.dispatcher.call(attempt, wire),
+                write,
+                choices=choices,
+                limits=self.dispatcher.limits,
+                progress=attempt.progress,
+                remote_media=remote_media,
+                on_first=begin,
+                through=ready.through,
+                merge=merge,
+            )
 
         async def share(attempt: Attempt) -> None:
             async with self.dispatcher.sharing(ready.body.batches, attempt) as handles:
