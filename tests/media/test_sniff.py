@@ -131,6 +131,7 @@ def test_an_avif_that_also_calls_itself_mif1_is_avif() -> None:
 HOSTILE = {
     "JPEG of tiny segments": b"\xff\xd8\xff\xe0" + b"\0\2\xff\xe0" * 2_000_000,
     "JPEG of fill bytes": b"\xff\xd8\xff" + b"\xff" * 8_000_000,
+    "JPEG of segments behind fill bytes": b"\xff\xd8" + (b"\xff" * 4000 + b"\xfe\0\2") * 2_000,
     "PNG of empty chunks": read("tiny_20x30.png")[:33] + b"\0\0\0\0abcd\0\0\0\0" * 600_000,
     "WebP of empty chunks": b"RIFF\xff\xff\xff\xffWEBPVP8X\x0a\0\0\0" + bytes(10)
     + b"JUNK\0\0\0\0" * 1_000_000,

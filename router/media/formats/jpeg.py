@@ -100,9 +100,10 @@ def _next_marker(data: bytes, at: int) -> tuple[int | None, int]:
     at = data.find(b"\xff", at, at + _MAX_FILL)
     if at < 0:
         return None, len(data)
-    for position in range(at + 1, min(at + _MAX_FILL, len(data))):
-        if data[position] == 0:
-            return None, position
-        if data[position] != 0xFF:
-            return data[position], position + 1
-    return None, len(data)
+    # Any number of fill bytes may stand before the code; a file may consist of them.
+    following = data[at + 1 : at + _MAX_FILL]
+    code = following.lstrip(b"\xff")[:1]
+    if not code:
+        return None, len(data)
+    position = at + 1 + following.index(code)
+    return (None, position) if code == b"\0" else (code[0], position + 1)
