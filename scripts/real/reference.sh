@@ -17,4 +17,4 @@ fi
 # Its numba is another one: the kernels it compiles are kept apart.
 cd "$root"
 PYTHONPATH="$root:$runner" NUMBA_CACHE_DIR="$home/numba" OMP_NUM_THREADS=1 \
-    "$python" -m pytest -p no:cacheprovider -m reference tests/vision/test_reference.py "$@"
+    "$python" -m pytest -p no:cacheprovider --noconftest -m reference tests/vision/test_reference.py "$@"
