@@ -4,7 +4,10 @@
 
 Where torch, torchvision and transformers can be imported, their processor runs
 on the same bytes in the same process, the two taking turns, and every result is
-compared bit for bit. Elsewhere only the router's own path is timed.
+compared bit for bit. Elsewhere only the router's own path is timed. All of it is
+in the environment that `scripts/real/reference.sh` leaves, in $HOME/.cache/mmrouter-real-vllm:
+
+    PYTHONPATH=$PWD:$E/runner OMP_NUM_THREADS=1 $E/venv/bin/python scripts/bench/vision.py
 """
 
 from __future__ import annotations

@@ -9,10 +9,14 @@ home="${REAL_VLLM_HOME:-$HOME/.cache/mmrouter-real-vllm}"
 
 runner="$home/runner"
 python="$home/venv/bin/python"
-if [ ! -f "$runner/ready" ]; then
-    "$python" -m pip install --quiet --disable-pip-version-check --target "$runner" \
-        pytest pytest-asyncio pytest-timeout
-    touch "$runner/ready"
+# With what our decoding needs besides, for scripts/bench/vision.py.
+packages=(pytest pytest-asyncio pytest-timeout simplejpeg)
+if [ "$(cat "$runner/ready" 2>/dev/null)" != "${packages[*]}" ]; then
+    "$python" -m pip install --quiet --disable-pip-version-check --upgrade --no-deps \
+        --target "$runner" simplejpeg
+    "$python" -m pip install --quiet --disable-pip-version-check --upgrade --target "$runner" \
+        "${packages[@]:0:3}"
+    echo "${packages[*]}" >"$runner/ready"
 fi
 # Its numba is another one: the kernels it compiles are kept apart.
 cd "$root"
