@@ -248,7 +248,7 @@ class App:
         if self._stop_now.is_set():
             return  # what runs is cancelled as everything closes, at the workers too
         attempts = self.dispatcher.running.all()
-        await asyncio.gather(*(attempt.tell_abort() for attempt in attempts))
+        await asyncio.gather(*(attempt.cut() for attempt in attempts))
         # A request that is done has yet to send its status; the grace ends with the last one.
         await server.stop(_LAST_GRACE)
 

@@ -39,7 +39,7 @@ async def _serve(settings: Settings, place: Place, supervisor: int) -> int:
     loop = asyncio.get_running_loop()
     try:
         app = App(settings, place)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, app.stop)
 
         def gone() -> None:

@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serves until SIGTERM or SIGINT. 0: stopped, 1: could not start, 2: bad settings."""
+    """Serves until SIGTERM, SIGINT or SIGHUP. 0: stopped, 1: could not start, 2: bad settings."""
     try:
         settings = config.load(config.flags_of(arguments), arguments.config)
     except config.ConfigError as error:
@@ -72,7 +72,7 @@ async def _serve(settings: config.Settings) -> int:
     try:
         app = App(settings)
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT):
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(signum, app.stop)
         await app.run()
     except CannotStart as error:

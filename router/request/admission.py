@@ -50,13 +50,13 @@ class Admission:
         while self._queue:
             waiter = self._queue.popleft()
             if not waiter.done():
-                waiter.set_exception(_draining())
+                waiter.set_exception(draining())
 
     @asynccontextmanager
     async def place(self) -> AsyncIterator[None]:
         """Holds one place. Raises `Fault` ADMISSION_FULL or DRAINING."""
         if self.draining:
-            raise _draining()
+            raise draining()
         if self.active >= self._max_concurrent:
             await self._wait()  # the place is handed over
         else:
@@ -113,5 +113,6 @@ class Admission:
         )
 
 
-def _draining() -> Fault:
-    return Fault(Reason.DRAINING, "the router is stopping")
+def draining(message: str = "the router is stopping") -> Fault:
+    """A request that another router must serve."""
+    return Fault(Reason.DRAINING, message)

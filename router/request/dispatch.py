@@ -29,6 +29,7 @@ from router.policy.base import RoutingView
 from router.policy.models import Policies
 from router.prefix.learn import References, Watch
 from router.request import failure
+from router.request.admission import draining
 from router.request.constraint import WireConstraint
 from router.request.relay import AttemptFailed, Limits, Progress, being_cancelled, connect
 from router.request.retry import Attempts, RetryBudget, RetrySettings
@@ -64,10 +65,16 @@ class Attempt:
     headers: tuple[tuple[str, str], ...] = ()
     method: str = "Generate"
     on_break: Callable[[AttemptFailed], None] | None = None
+    was_cut: bool = False
 
     @property
     def worker(self) -> Worker:
         return self.lease.worker
+
+    async def cut(self) -> None:
+        """Ends the request for the router's own sake: the client is told so, and the worker."""
+        self.was_cut = True
+        await self.tell_abort()
 
     def time_left(self) -> float:
         """Seconds until the request's deadline, at least a little."""
@@ -321,9 +328,13 @@ class Dispatcher:
         try:
             call = self._traced if self.tracing.on else self._call
             await call(attempt, exchange)
+            if attempt.was_cut:
+                raise draining("the router stopped before the request was done")
             result, outcome = CallResult.SUCCESS, "ok"
             return None
         except AttemptFailed as failed:
+            if attempt.was_cut:
+                raise draining("the router stopped before the request was done") from None
             if attempt.on_break is not None and attempt.progress.started:
                 attempt.on_break(failed)
             result, outcome = failed.why.result, failed.why.fault.reason.name.lower()

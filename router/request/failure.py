@@ -198,6 +198,15 @@ def incomplete(*, started: bool) -> Failure:
     )
 
 
+def unreadable(*, started: bool) -> Failure:
+    """A stream with bytes in it that are no message of the contract."""
+    return Failure(
+        Fault(Reason.WORKER_STREAM_BROKEN, "the worker sent bytes that are no GenerateResponse"),
+        CallResult.FAILURE,
+        Again.NO if started else Again.YES,
+    )
+
+
 def too_large(size: int, limit: int) -> Failure:
     """A request that is over the limit of a message before it is sent."""
     return Failure(

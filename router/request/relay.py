@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from router.request import failure
 from router.request.failure import Failure
@@ -22,6 +23,10 @@ from router.request.tally import TokenTally
 from router.wire import engine
 
 __all__ = ["AttemptFailed", "ClientGone", "Limits", "Progress", "Write", "stream", "tell"]
+
+
+# Seconds in which a worker has to end a stream after its last Complete; nobody waits longer.
+_CLOSING = 1.0
 
 
 class AttemptFailed(Exception):
@@ -177,21 +182,26 @@ async def stream(
     client is gone. Whatever happens, the call is over when this returns.
     """
     outlet = Outlet(write, progress, choices=choices, on_failure=call.cancel) if merge else None
-    watchdog = Watchdog(call, progress, limits, asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    watchdog = Watchdog(call, progress, limits, loop)
+    ending: asyncio.TimerHandle | None = None
     count_tokens = progress.tally.add
     try:
         try:
             async for message in call:
                 came_at = progress.last_at = monotonic()
+                if message[:1] == CHUNK:
+                    count_tokens(message)
+                else:
+                    _note_complete(message, progress)
+                    if len(progress.completes) == choices and ending is None:
+                        # The worker has a moment to close what is whole.
+                        ending = loop.call_later(_CLOSING, call.cancel)
                 if not progress.messages:
                     progress.first_output_at = came_at
                     on_first()
                 progress.messages += 1
                 progress.nbytes += len(message)
-                if message[:1] == CHUNK:
-                    count_tokens(message)
-                else:
-                    _note_complete(message, progress)
                 if through is not None:
                     message = through(message)
                 if outlet is not None and outlet.gathering:
@@ -212,6 +222,8 @@ async def stream(
         if not progress.writing:
             raise
         raise ClientGone from error
+    except DecodeError as error:
+        raise AttemptFailed(failure.unreadable(started=progress.started)) from error
     except grpc.aio.AioRpcError as error:
         # With every choice complete the client has all there is; how the call ended is nothing.
         if len(progress.completes) < choices:
@@ -221,12 +233,15 @@ async def stream(
     except asyncio.CancelledError:
         if being_cancelled():
             raise
-        if watchdog.expired is None:
-            raise AttemptFailed(failure.removed(started=progress.started)) from None
-        limit, seconds = watchdog.expired
-        raise AttemptFailed(failure.timed_out(limit, seconds, started=progress.started)) from None
+        if len(progress.completes) < choices:
+            if watchdog.expired is None:
+                raise AttemptFailed(failure.removed(started=progress.started)) from None
+            why = failure.timed_out(*watchdog.expired, started=progress.started)
+            raise AttemptFailed(why) from None
     finally:
         watchdog.stop()
+        if ending is not None:
+            ending.cancel()
         call.cancel()
         if outlet is not None:
             await outlet.close()

@@ -25,12 +25,15 @@ class TokenTally:
         self._counted = 0
 
     def add(self, message: bytes) -> None:
-        """Takes a GenerateResponse that holds a chunk."""
-        # The usual form: a short chunk that begins with a short run of ids.
-        at = 2 if message[1] < 0x80 else 3
-        if len(message) > at + 1 and message[at] == _FIELD_1:
+        """Takes a GenerateResponse that holds a chunk. Raises DecodeError for what is none."""
+        # The usual form: a chunk and nothing else, not long, that begins with a short run of ids.
+        size = len(message)
+        if size > 5 and (message[1] < 0x80 or message[2] < 0x80):
+            at, told = 2, message[1]
+            if told >= 0x80:
+                at, told = 3, told & 0x7F | message[2] << 7
             length = message[at + 1]
-            if length < 0x80 and (at == 2 or message[2] < 0x80):
+            if told == size - at and message[at] == _FIELD_1 and length < min(0x80, told - 1):
                 self._runs += message[at + 2 : at + 2 + length]
                 return
         self._counted += len(engine.GenerateResponse.FromString(message).chunk.token_ids)

@@ -180,10 +180,10 @@ class Supervisor:
 
 
 async def serve(settings: Settings) -> None:
-    """Runs the supervisor until SIGTERM or SIGINT. Raises `CannotServe`."""
+    """Runs the supervisor until SIGTERM, SIGINT or SIGHUP. Raises `CannotServe`."""
     supervisor = Supervisor(settings)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, supervisor.stop)
     await supervisor.run()
 

@@ -55,6 +55,17 @@ async def drained(call: Any) -> list[Any]:
     return read
 
 
+async def to_the_end(call: Any) -> tuple[list[Any], Refusal | None]:
+    """What is left to read of a stream, and the error that it ends with."""
+    read = []
+    try:
+        while (response := await call.read()) is not grpc.aio.EOF:
+            read.append(response)
+    except grpc.aio.AioRpcError as error:
+        return read, Refusal.of(error)
+    return read, None
+
+
 # Lasts a second or so, and ends by itself.
 SLOW = SimOptions(time_per_output_token=0.01)
 
@@ -226,17 +237,16 @@ async def test_a_router_does_not_wait_for_ever(again: bool) -> None:
             assert (await watch.read()).status == NOT_SERVING
             if again:
                 running.send(signal.SIGTERM)
-            ended: Refusal | None = None
-            try:
-                ends = completes(await drained(stream))
-            except grpc.aio.AioRpcError as error:
-                ended = Refusal.of(error)
+            read, ended = await to_the_end(stream)
             assert await running.ended() == 0
+            assert ended is not None
             if again:
-                assert ended is not None
                 await eventually(lambda: worker.stats.live == 0)
             else:
-                assert [end.finish_reason for end in ends] == ["abort"]
+                # What the worker had to say of it comes first; it is no success all the same.
+                assert [end.finish_reason for end in completes(read)] == ["abort"]
+                assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+                assert ended.retry_after is not None
                 assert worker.stats.aborted == 1
     finally:
         await worker.stop(0)

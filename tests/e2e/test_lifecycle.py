@@ -149,14 +149,19 @@ async def test_what_outlives_the_drain_is_aborted_at_its_worker(sim: SimWorker) 
     async with mmrouter("--worker", sim.address, "--drain-timeout", "200ms") as router:
         await router.answers("/readyz", 200)
         async with grpc.aio.insecure_channel(router.address) as channel:
-            running = VllmEngineStub(channel).Generate(
-                streamed("[[sim: hang-after-chunks=2]]"), timeout=60
-            )
+            stub = VllmEngineStub(channel)
+            running = stub.Generate(streamed("[[sim: hang-after-chunks=2]]"), timeout=60)
+            silent = stub.Generate(streamed("[[sim: hang]]"), timeout=60)
             await anext(aiter(running))
-            router.process.send_signal(signal.SIGTERM)
-            assert [c.finish_reason for c in completes(await rest_of(running))] == ["abort"]
+            await eventually(lambda: sim.stats.live == 2)
+            # As a terminal does that is closed.
+            router.process.send_signal(signal.SIGHUP)
+            for call in (running, silent):
+                ended = await refusal_of(rest_of(call))
+                assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+                assert ended.retry_after is not None
             assert await router.ended() == 0
-        assert sim.stats.calls["Abort"] == 1
+        assert sim.stats.calls["Abort"] == 2
 
 
 async def test_a_router_without_workers_is_up_and_not_ready() -> None:

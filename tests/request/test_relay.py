@@ -9,6 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
+from router.faults import Reason
+from router.fleet.breaker import CallResult
+from router.request import relay
+from router.request.failure import Again
 from router.request.relay import AttemptFailed, ClientGone, Limits, Progress, stream, tell
 from router.wire import engine
 from tests.request.test_failure import ended
@@ -203,4 +207,39 @@ async def test_a_read_that_fails_by_itself_is_not_blamed_on_the_client() -> None
     call = Call(chunk(1), grpc.aio.InternalError())
     with pytest.raises(grpc.aio.InternalError):
         await relayed(call)
+    assert call.cancels
+
+
+GARBAGE = (
+    b"\x07 this is no message",
+    # These begin as chunks do.
+    b"\n",
+    b"\n\x05\n",
+    b"\n\x08\n\x7f\x01\x02\x03",
+    b"\n\xff\xff\xff\xff\xff\xff",
+)
+
+
+@pytest.mark.parametrize("garbage", GARBAGE)
+async def test_bytes_that_are_no_message_are_the_workers_failure(garbage: bytes) -> None:
+    call = Call(garbage, FOREVER)
+    with pytest.raises(AttemptFailed) as first:
+        await relayed(call)
+    assert first.value.why.fault.reason is Reason.WORKER_STREAM_BROKEN
+    assert first.value.why.result is CallResult.FAILURE
+    assert first.value.why.again is Again.YES
+    assert call.cancels
+    later = Call(chunk(1), garbage, FOREVER)
+    with pytest.raises(AttemptFailed) as second:
+        await relayed(later)
+    assert second.value.why.result is CallResult.FAILURE
+    assert second.value.why.again is Again.NO
+    assert later.cancels
+
+
+async def test_a_stream_that_is_whole_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay, "_CLOSING", 0.05)
+    call = Call(chunk(1), complete(), FOREVER)
+    async with asyncio.timeout(10):
+        assert await relayed(call) == [chunk(1), complete()]
     assert call.cancels
