@@ -81,6 +81,9 @@ class MediaPlan:
         return sum(item.modality == modality for item in self.items)
 
 
+_NO_MEDIA = MediaPlan()
+
+
 def plan(request: engine.GenerateRequest, *, allow_transfer_params: bool = False) -> MediaPlan:
     """Reads the media of a request and refuses requests that no worker could serve.
 
@@ -97,7 +100,7 @@ def plan(request: engine.GenerateRequest, *, allow_transfer_params: bool = False
     if has_refs and has_tensors:
         raise Fault(Reason.INVALID_REQUEST, "media_refs and mm_inputs exclude each other")
     if not has_refs and not has_tensors:
-        return MediaPlan()
+        return _NO_MEDIA
     if request.WhichOneof("input") != "tokenized":
         field = "media_refs" if has_refs else "mm_inputs"
         raise Fault(Reason.INVALID_REQUEST, f"{field} needs a tokenized prompt, not text")

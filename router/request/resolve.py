@@ -60,14 +60,18 @@ class ModelView:
     has_encode_workers: bool = False
 
 
+_CLIENT_TENSORS = Resolution(Mode.NONE, Why.CLIENT_TENSORS)
+_NO_MEDIA = Resolution(Mode.NONE, Why.NO_MEDIA)
+
+
 def resolve(
     plan: MediaPlan, model: ModelView, setting: Setting, override: Setting | None = None
 ) -> Resolution:
     """Raises `Fault` where workers are demanded and an item cannot be forwarded."""
     if plan.tensors:
-        return Resolution(Mode.NONE, Why.CLIENT_TENSORS)
+        return _CLIENT_TENSORS
     if not plan.items:
-        return Resolution(Mode.NONE, Why.NO_MEDIA)
+        return _NO_MEDIA
     wanted = override or setting
     forced = Why.OVERRIDE if override else Why.CONFIG
     if wanted == "router":

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from router.faults import Fault, Reason
 from router.fleet.worker import Lease, Worker, WorkerState
@@ -22,6 +23,14 @@ class Absence(Enum):
     DRAINING = "draining"
     BREAKER_OPEN = "breaker_open"
     OVERLOADED = "overloaded"
+
+
+_BY_STATE = {
+    WorkerState.PENDING: Absence.PENDING,
+    WorkerState.UNHEALTHY: Absence.UNHEALTHY,
+    WorkerState.DRAINING: Absence.DRAINING,
+    WorkerState.GONE: Absence.DRAINING,
+}
 
 
 @dataclass(frozen=True)
@@ -51,8 +60,7 @@ class OverloadRule:
         return waiting >= max(1, self.waiting) or (full and waiting > 0)
 
 
-@dataclass(frozen=True)
-class Judgement:
+class Judgement(NamedTuple):
     """One worker against one request: admitted when both are None."""
 
     worker: Worker
@@ -164,13 +172,8 @@ def pick(policy: Policy, view: RoutingView, candidates: Sequence[Worker]) -> int
 
 
 def _absence(worker: Worker, overload: OverloadRule, now: float) -> Absence | None:
-    match worker.state:
-        case WorkerState.PENDING:
-            return Absence.PENDING
-        case WorkerState.UNHEALTHY:
-            return Absence.UNHEALTHY
-        case WorkerState.DRAINING | WorkerState.GONE:
-            return Absence.DRAINING
+    if worker.state is not WorkerState.READY:
+        return _BY_STATE[worker.state]
     if not worker.breaker.admits():
         return Absence.BREAKER_OPEN
     return Absence.OVERLOADED if overload.overloaded(worker, now) else None
