@@ -1,12 +1,15 @@
 """Encoded bytes to upright RGB, bit for bit what the workers' own loader gives.
 
 The rule is vLLM's: the first frame, EXIF orientation applied, transparency
-blended on white, everything else converted to RGB the way Pillow does. OpenCV
-decodes the three formats that are nearly all of the traffic, because it is
-faster and equal; Pillow, which defines the rule, decodes the rest and whatever
-OpenCV will not read. A sound JPEG is decoded by libjpeg-turbo itself, which
-takes the memory to write to; through OpenCV each picture is written twice, into
-memory that was never used before, which takes as long again as the decoding.
+blended on white, everything else converted to RGB the way Pillow does. The three
+formats that are nearly all of the traffic have decoders that are faster, and
+equal while the file is sound: libjpeg-turbo for JPEG, OpenCV for PNG and WebP.
+Pillow, which defines the rule, decodes the rest and whatever these will not read.
+
+No JPEG is for OpenCV. It fills with grey what damage has taken, and is content;
+and it writes each picture twice, into memory that was never used before, which
+takes as long again as the decoding. libjpeg-turbo takes the memory to write to,
+and says when it has a doubt.
 """
 
 from __future__ import annotations
@@ -93,11 +96,10 @@ def decode_in_process(
     the header's.
     """
     pixels = None
-    if _opencv_is_equal(data, header):
-        if header.format is ImageFormat.JPEG:
-            pixels = _with_libjpeg(data, header, empty)
-        if pixels is None:
-            pixels = _with_opencv(data, header, empty)
+    if _libjpeg_is_equal(data, header):
+        pixels = _with_libjpeg(data, header, empty)
+    elif _opencv_is_equal(header):
+        pixels = _with_opencv(data, header, empty)
     if pixels is None:
         pixels = _with_pillow(data, header)
     if pixels is None or pixels.shape != (header.height, header.width, 3):
@@ -128,13 +130,17 @@ def damaged(header: ImageHeader, index: int) -> Fault:
     )
 
 
-def _opencv_is_equal(data: bytes, header: ImageHeader) -> bool:
+def _libjpeg_is_equal(data: bytes, header: ImageHeader) -> bool:
+    if header.format is not ImageFormat.JPEG or not header.plain:
+        return False
+    eight_bit = header.bit_depth == 8 and header.colour is not Colour.CMYK
+    return eight_bit and jpeg.is_regular(data, header)
+
+
+def _opencv_is_equal(header: ImageHeader) -> bool:
     if not header.plain:
         return False
     match header.format:
-        case ImageFormat.JPEG:
-            eight_bit = header.bit_depth == 8 and header.colour is not Colour.CMYK
-            return eight_bit and jpeg.is_regular(data)
         case ImageFormat.PNG:
             # 16-bit grey is clipped by the reference, not scaled; transparency
             # of grey and palette files is Pillow's to expand.
@@ -148,7 +154,7 @@ def _opencv_is_equal(data: bytes, header: ImageHeader) -> bool:
 
 
 def _with_libjpeg(data: bytes, header: ImageHeader, empty: Empty) -> Pixels | None:
-    """None for a JPEG that it has the least doubt about: that is for others to judge."""
+    """None for a JPEG that it has the least doubt about: that is for the reference to judge."""
     pixels: Pixels = empty((header.raw_height, header.raw_width, 3), _U8)
     try:
         decoded = simplejpeg.decode_jpeg(data, "RGB", buffer=pixels, strict=True)

@@ -48,6 +48,8 @@ class ImageHeader:
     animated: bool = False
     # JPEG only: the picture may be coded in any number of passes.
     many_scans: bool = False
+    # JPEG only: where the first scan's coded data begin; 0 if they were not reached.
+    scan_at: int = 0
     # Nothing in the file's structure on which two decoders could disagree.
     plain: bool = True
     # The reader has seen every part of the file that a decoder would walk through.

@@ -14,17 +14,20 @@ _SLICE = 4 * 1024 * 1024
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
 _ALONE = frozenset({0x01, *range(0xD0, 0xD8)})
-# In and between scans: stuffed zeros, fill bytes, restarts, and the segments of a
-# further scan (tables, start of scan, restart interval, APPn, comment).
-_BELONGS = np.zeros(256, bool)
-_BELONGS[[0x00, 0xFF, 0xC4, 0xDA, 0xDB, 0xDD, 0xFE, *range(0xD0, 0xD8), *range(0xE0, 0xF0)]] = True
+# In a scan: stuffed zeros, fill bytes, restarts.
+_IN_SCAN = np.zeros(256, bool)
+_IN_SCAN[[0x00, 0xFF, *range(0xD0, 0xD8)]] = True
+# Where another scan may follow, its segments too: tables, start of scan, restart
+# interval, APPn, comment.
+_BETWEEN_SCANS = _IN_SCAN.copy()
+_BETWEEN_SCANS[[0xC4, 0xDA, 0xDB, 0xDD, 0xFE, *range(0xE0, 0xF0)]] = True
 _COLOURS = {1: Colour.GREY, 3: Colour.RGB, 4: Colour.CMYK}
 
 
 def read(data: bytes) -> ImageHeader:
     """Reads the header of a JPEG file. Raises BadHeader."""
     frame: tuple[int, int, int, int] | None = None
-    many_scans, bounded = False, True
+    many_scans, bounded, scan_at = False, True, 0
     exif_parts: list[bytes] = []
     xmp: bytes | None = None
     at = 2
@@ -35,6 +38,7 @@ def read(data: bytes) -> ImageHeader:
         if marker == 0xDA and frame is not None and at + 2 < len(data):
             # A first scan without all the components means that more follow.
             many_scans |= data[at + 2] != frame[3]
+            scan_at = at + int.from_bytes(data[at : at + 2], "big")
         if marker is None or marker in (0xDA, 0xD9):
             break
         length = int.from_bytes(data[at : at + 2], "big")
@@ -69,26 +73,28 @@ def read(data: bytes) -> ImageHeader:
         bit_depth=precision,
         colour=_COLOURS[components],
         many_scans=many_scans,
+        scan_at=scan_at,
         bounded=bounded,
     )
 
 
-def is_regular(data: bytes) -> bool:
+def is_regular(data: bytes, header: ImageHeader) -> bool:
     """Whether from the first scan on there are only the markers that belong there.
 
-    Entropy-coded data that was damaged into a marker ends the scan early: one
-    decoder then fills the rest with grey and is content, another refuses. What
-    looks irregular may still be sound (a thumbnail in a late segment), and is
-    for the reference to decide.
+    Entropy-coded data that was damaged into a marker ends the scan early, and
+    decoders differ in what they make of the rest. What looks irregular may still
+    be sound (a comment behind the only scan), and is for the reference to decide.
     """
-    start = data.find(b"\xff\xda")
+    if not header.scan_at:
+        return False
+    belongs = _BETWEEN_SCANS if header.many_scans else _IN_SCAN
     codes = np.frombuffer(data, np.uint8)
-    for begin in range(start, len(data), _SLICE) if start >= 0 else ():
+    for begin in range(header.scan_at, len(data), _SLICE):
         window = codes[begin : begin + _SLICE + 1]
         markers = window[np.flatnonzero(window[:-1] == 0xFF) + 1]
         ends = np.flatnonzero(markers == 0xD9)
         # Cameras append more behind the end of the image.
-        if not _BELONGS[markers[: ends[0]] if len(ends) else markers].all():
+        if not belongs[markers[: ends[0]] if len(ends) else markers].all():
             return False
         if len(ends):
             return True
