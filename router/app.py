@@ -16,6 +16,7 @@ from router.fleet.discovery.reconcile import Reconciler
 from router.fleet.discovery.sources import discoveries
 from router.fleet.fleet import Fleet
 from router.fleet.registry import Registry
+from router.heap import allocator, watch_freed_memory
 from router.kernels import compile_apart
 from router.media.gauges import media_gauges
 from router.media.intake import MediaIntake
@@ -278,6 +279,7 @@ class App:
                 watch_loop_lag(self.metrics.loop_lag.observe), name="event loop lag"
             ),
             asyncio.create_task(self._status.history.run(), name="history"),
+            asyncio.create_task(watch_freed_memory(allocator()), name="freed memory"),
         ]
         try:
             yield

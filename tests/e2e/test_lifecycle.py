@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import aiohttp
 import grpc
 import pytest
 
+from router.heap import Allocator
 from router.wire import ENGINE_SERVICE, engine
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 from tests.e2e.processes import START, Running, router
@@ -218,3 +220,19 @@ async def test_waiting_requests_are_refused_as_the_drain_begins() -> None:
         await served.stub.Abort(engine.AbortRequest(request_ids=["a"]), timeout=10)
         assert completes(await rest_of(running))
         await served.stopped()
+
+
+async def test_a_router_looks_after_freed_memory_while_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[int] = []
+
+    def unused() -> int:
+        looks.append(threading.get_ident())
+        return 0
+
+    monkeypatch.setattr("router.app.allocator", lambda: Allocator(unused, lambda: None))
+    async with serving(SimOptions()):
+        await eventually(lambda: looks, "freed memory was looked at")
+    # Looking waits for the allocator's lock: no work for the event loop.
+    assert threading.get_ident() not in looks
