@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
@@ -14,10 +15,17 @@ from router.observe.metrics import Metrics
 _log = get_logger("http")
 
 # The page has its own style, and nothing else to load or run.
-PAGE_HEADERS = {
+_PAGE_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
     "Cache-Control": "no-store",
 }
+
+
+class Rendered(Protocol):
+    """Metrics in the form that a scraper accepts."""
+
+    async def render(self, accept: str) -> tuple[bytes, str]:
+        """The body and its content type."""
 
 
 class HttpListener:
@@ -45,20 +53,12 @@ class HttpListener:
             await self._runner.cleanup()
 
 
-class HttpFace(HttpListener):
-    """Serves /metrics, /livez, /readyz and /statusz.
+class Pages(HttpListener):
+    """Serves /metrics, /livez, /readyz and /statusz, of one process or of all."""
 
-    `ready` gives None or the reason why the router is not ready; `status` the
-    page's HTML.
-    """
-
-    def __init__(
-        self, metrics: Metrics, ready: Callable[[], str | None], status: Callable[[], str]
-    ) -> None:
+    def __init__(self, source: Rendered) -> None:
         super().__init__()
-        self._metrics = metrics
-        self._ready = ready
-        self._status = status
+        self._source = source
 
     def routes(self) -> list[web.RouteDef]:
         """See `HttpListener.routes`."""
@@ -71,20 +71,53 @@ class HttpFace(HttpListener):
         ]
 
     async def _serve_metrics(self, request: web.Request) -> web.Response:
-        body, content_type = await self._metrics.render(request.headers.get("Accept", ""))
+        body, content_type = await self._source.render(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def _serve_livez(self, _: web.Request) -> web.Response:
+    async def _serve_livez(self, request: web.Request) -> web.Response:
+        raise NotImplementedError
+
+    async def _serve_readyz(self, request: web.Request) -> web.Response:
+        raise NotImplementedError
+
+    async def _serve_statusz(self, request: web.Request) -> web.Response:
+        raise NotImplementedError
+
+
+def verdict(why_not: str | None) -> web.Response:
+    """200, or 503 with the reason."""
+    if why_not is None:
         return web.Response(text="ok\n")
+    return web.Response(status=503, text=f"{why_not}\n")
 
-    async def _serve_readyz(self, _: web.Request) -> web.Response:
-        why_not = self._ready()
-        if why_not is None:
-            return web.Response(text="ok\n")
-        return web.Response(status=503, text=f"{why_not}\n")
 
-    async def _serve_statusz(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._status(), content_type="text/html", headers=PAGE_HEADERS)
+def html(text: str) -> web.Response:
+    """A page for people."""
+    return web.Response(text=text, content_type="text/html", headers=_PAGE_HEADERS)
+
+
+class HttpFace(Pages):
+    """The pages of one process.
+
+    `ready` gives None or the reason why the router is not ready; `status` the
+    page's HTML.
+    """
+
+    def __init__(
+        self, metrics: Metrics, ready: Callable[[], str | None], status: Callable[[], str]
+    ) -> None:
+        super().__init__(metrics)
+        self._ready = ready
+        self._status = status
+
+    async def _serve_livez(self, request: web.Request) -> web.Response:
+        return verdict(None)
+
+    async def _serve_readyz(self, request: web.Request) -> web.Response:
+        return verdict(self._ready())
+
+    async def _serve_statusz(self, request: web.Request) -> web.Response:
+        return html(self._status())
 
 
 def _server_log() -> logging.Logger:

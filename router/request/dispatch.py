@@ -42,6 +42,7 @@ _log = get_logger("request")
 
 # Makes the ids of this process' attempts its own.
 _PROCESS = secrets.token_hex(6)
+_CUT = "the router stopped before the request was done"
 _ABORT_TIMEOUT = 2.0
 _SHOWN_ID = 128
 # How often it is looked whether a worker has become available, in seconds.
@@ -329,12 +330,12 @@ class Dispatcher:
             call = self._traced if self.tracing.on else self._call
             await call(attempt, exchange)
             if attempt.was_cut:
-                raise draining("the router stopped before the request was done")
+                raise draining(_CUT)
             result, outcome = CallResult.SUCCESS, "ok"
             return None
         except AttemptFailed as failed:
             if attempt.was_cut:
-                raise draining("the router stopped before the request was done") from None
+                raise draining(_CUT) from None
             if attempt.on_break is not None and attempt.progress.started:
                 attempt.on_break(failed)
             result, outcome = failed.why.result, failed.why.fault.reason.name.lower()

@@ -8,7 +8,7 @@ from html import escape
 
 from aiohttp import web
 
-from router.observe.http import PAGE_HEADERS, HttpListener
+from router.observe.http import Pages, html, verdict
 from router.observe.statusz import REFRESH, ago
 from router.observe.style import STYLE
 from router.supervise.child import Child
@@ -17,37 +17,29 @@ from router.supervise.processes import Processes
 _PAGE = 2.0
 
 
-class Face(HttpListener):
-    """Serves /metrics, /livez, /readyz and /statusz for all processes."""
+class Face(Pages):
+    """The pages of all processes, and a way to those of each."""
 
     def __init__(self, processes: Processes) -> None:
-        super().__init__()
+        super().__init__(processes)
         self._processes = processes
 
     def routes(self) -> list[web.RouteDef]:
         """See `HttpListener.routes`."""
         return [
-            web.get("/metrics", self._serve_metrics),
-            web.get("/livez", self._serve_livez),
-            web.get("/readyz", self._serve_readyz),
-            web.get("/statusz", self._serve_statusz),
+            *super().routes(),
             web.get("/statusz/{number:[0-9]+}", self._serve_statusz_of),
-            web.get("/", self._serve_statusz),
         ]
 
-    async def _serve_metrics(self, request: web.Request) -> web.Response:
-        body, content_type = await self._processes.render(request.headers.get("Accept", ""))
-        return web.Response(body=body, headers={"Content-Type": content_type})
+    async def _serve_livez(self, request: web.Request) -> web.Response:
+        return verdict(await self._processes.why_not_live())
 
-    async def _serve_livez(self, _: web.Request) -> web.Response:
-        return _verdict(await self._processes.why_not_live())
+    async def _serve_readyz(self, request: web.Request) -> web.Response:
+        return verdict(await self._processes.why_not_ready())
 
-    async def _serve_readyz(self, _: web.Request) -> web.Response:
-        return _verdict(await self._processes.why_not_ready())
-
-    async def _serve_statusz(self, _: web.Request) -> web.Response:
+    async def _serve_statusz(self, request: web.Request) -> web.Response:
         why_not = await self._processes.why_not_ready()
-        return _html(_page(why_not, self._processes.living))
+        return html(_page(why_not, self._processes.living))
 
     async def _serve_statusz_of(self, request: web.Request) -> web.Response:
         number = int(request.match_info["number"])
@@ -55,18 +47,8 @@ class Face(HttpListener):
             if child.number == number:
                 answer = await child.ask("/statusz", _PAGE)
                 if answer is not None:
-                    return _html(answer[1])
+                    return html(answer[1])
         return web.Response(status=404, text=f"process {number} does not answer\n")
-
-
-def _verdict(why_not: str | None) -> web.Response:
-    if why_not is None:
-        return web.Response(text="ok\n")
-    return web.Response(status=503, text=f"{why_not}\n")
-
-
-def _html(text: str) -> web.Response:
-    return web.Response(text=text, content_type="text/html", headers=PAGE_HEADERS)
 
 
 def _page(why_not: str | None, living: Iterable[Child]) -> str:

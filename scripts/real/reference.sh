@@ -9,14 +9,15 @@ home="${REAL_VLLM_HOME:-$HOME/.cache/mmrouter-real-vllm}"
 
 runner="$home/runner"
 python="$home/venv/bin/python"
-# With what our decoding needs besides, for scripts/bench/vision.py.
-packages=(pytest pytest-asyncio pytest-timeout simplejpeg)
-if [ "$(cat "$runner/ready" 2>/dev/null)" != "${packages[*]}" ]; then
-    "$python" -m pip install --quiet --disable-pip-version-check --upgrade --no-deps \
-        --target "$runner" simplejpeg
-    "$python" -m pip install --quiet --disable-pip-version-check --upgrade --target "$runner" \
-        "${packages[@]:0:3}"
-    echo "${packages[*]}" >"$runner/ready"
+tools="pytest pytest-asyncio pytest-timeout"
+# What our decoding needs besides, for scripts/bench/vision.py; its numpy is there already.
+decoding="simplejpeg"
+if [ "$(cat "$runner/ready" 2>/dev/null)" != "$tools $decoding" ]; then
+    pip=("$python" -m pip install --quiet --disable-pip-version-check --upgrade --target "$runner")
+    # shellcheck disable=SC2086  # words
+    "${pip[@]}" $tools
+    "${pip[@]}" --no-deps "$decoding"
+    echo "$tools $decoding" >"$runner/ready"
 fi
 # Its numba is another one: the kernels it compiles are kept apart.
 cd "$root"

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.merge import merged
-from router.request.relay import AttemptFailed, ClientGone, Progress, stream
+from router.request.relay import AttemptFailed, ClientGone, Progress, Write, stream
 from router.wire import engine
 from tests.request.test_failure import ended
 from tests.request.test_relay import FOREVER, PATIENT, Call, Step, chunk, complete
@@ -156,12 +156,18 @@ class Reader:
 
 
 async def relayed(
-    call: Call, reader: Reader, *, progress: Progress | None = None, **options: Any
+    call: Call,
+    reader: Reader | None = None,
+    *,
+    write: Write | None = None,
+    progress: Progress | None = None,
+    **options: Any,
 ) -> Progress:
+    """Relays to a reader, or to whatever else writes."""
     progress = progress or Progress()
     await stream(
         call,  # type: ignore[arg-type]
-        reader.write,
+        write or (reader or Reader()).write,
         limits=PATIENT,
         progress=progress,
         remote_media=False,
@@ -264,16 +270,7 @@ async def test_a_write_that_fails_while_messages_gather_ends_the_stream() -> Non
 
     call = Call(*many(100), FOREVER, *many(100), FOREVER)
     with pytest.raises(ClientGone):
-        await stream(
-            call,  # type: ignore[arg-type]
-            write,
-            choices=1,
-            limits=PATIENT,
-            progress=progress,
-            remote_media=False,
-            on_first=lambda: None,
-            merge=True,
-        )
+        await relayed(call, write=write, progress=progress)
     assert call.cancels
 
 
@@ -288,18 +285,7 @@ async def test_a_worker_is_not_read_without_end_for_a_client_that_does_not_read(
             await asyncio.sleep(0.001)
 
     call = Call(*many(1000), complete())
-    relaying = asyncio.create_task(
-        stream(
-            call,  # type: ignore[arg-type]
-            write,
-            choices=1,
-            limits=PATIENT,
-            progress=progress,
-            remote_media=False,
-            on_first=lambda: None,
-            merge=True,
-        )
-    )
+    relaying = asyncio.create_task(relayed(call, write=write, progress=progress))
     await stuck.wait()
     # Turns enough to read all there is.
     for _ in range(3000):
