@@ -22,6 +22,8 @@ class KubeApi:
 
     `silent` changes happen without an event, as when a watch was cut in
     between and nobody saw them. `lists` and `watches` are the queries that came.
+    It has one client, which holds one watch at a time: by asking anew it has
+    left the watch before, however late its connection is seen to close.
     """
 
     def __init__(self) -> None:
@@ -86,6 +88,7 @@ class KubeApi:
         if "watch" in query:
             return await self._watch(request, query)
         self.lists.append(query)
+        self.cut()
         if self.refuse_lists:
             return web.Response(status=self.refuse_lists.pop(0), text="refused")
         names = sorted(self.slices)
@@ -99,6 +102,7 @@ class KubeApi:
 
     async def _watch(self, request: web.Request, query: dict[str, str]) -> web.StreamResponse:
         self.watches.append(query)
+        self.cut()
         if self.refuse_watches:
             return web.Response(status=self.refuse_watches.pop(0), text="refused")
         response = web.StreamResponse()
