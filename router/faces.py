@@ -17,7 +17,7 @@ from router.observe.metrics import Metrics
 from router.observe.statusz import page
 from router.request.explain import Explainer
 from router.request.pipeline import Pipeline
-from router.rooms import CannotStart, accepted_schemes, is_listener, is_loopback, server_options
+from router.rooms import CannotStart, accepted_schemes, is_loopback, server_options
 from router.rpc.account import Accounts
 from router.rpc.admin import AdminService
 from router.rpc.engine import EngineService
@@ -161,8 +161,6 @@ def bind(
     server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
 ) -> str:
     """Binds a listener; returns its address with the real port. Raises `CannotStart`."""
-    if not is_listener(address):
-        raise CannotStart(f"cannot listen on {address}: write HOST:PORT or unix:PATH")
     try:
         if credentials is None:
             port = server.add_insecure_port(address)

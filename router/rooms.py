@@ -253,11 +253,3 @@ def is_loopback(address: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def is_listener(address: str) -> bool:
-    """Whether `address` is one to listen on; gRPC itself takes a port modulo 65536."""
-    if address.startswith("unix:"):
-        return len(address) > len("unix:")
-    host, _, port = address.rpartition(":")
-    return bool(host) and port.isdigit() and int(port) < 65536

@@ -139,6 +139,47 @@ def test_what_is_no_address_of_a_worker(text: str) -> None:
         worker_address(text)
 
 
+@pytest.mark.parametrize("field", ["listen", "http", "admin"])
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        ("127.0.0.1:0", True),
+        ("[::1]:50050", True),
+        ("router.example:65535", True),
+        ("unix:/run/mmrouter", True),
+        ("127.0.0.1:65536", False),
+        ("127.0.0.1", False),
+        ("127.0.0.1:", False),
+        (":50050", False),
+        ("127.0.0.1:²", False),
+        ("::1:50050", False),
+        ("tcp://127.0.0.1:1", False),
+        ("unix:", False),
+    ],
+)
+def test_an_address_to_listen_on(field: str, text: str, fits: bool) -> None:
+    if fits:
+        assert getattr(load({field: text}), field) == text
+    else:
+        with pytest.raises(
+            ConfigError, match=f"^{field}: not an address to listen on: .*unix:PATH"
+        ):
+            load({field: text})
+
+
+def test_only_the_grpc_listener_has_to_be() -> None:
+    assert load({"http": "", "admin": ""}).http == ""
+    with pytest.raises(ConfigError, match=r"^listen: "):
+        load({"listen": ""})
+
+
+@pytest.mark.parametrize("text", ["foo", "collector:4317", "grpc://collector:4317", "http://"])
+def test_what_is_no_collector(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^otlp_endpoint: not a collector"):
+        load({"otlp_endpoint": text})
+    assert load({"otlp_endpoint": "https://collector:4317"}).otlp_endpoint
+
+
 def test_durations_and_sizes_are_read_as_people_write_them(file: Any) -> None:
     text = 'drain_timeout = "1m30s"\nmax_message_bytes = "64MiB"\nidle_timeout = 7\n'
     settings = load({}, file(text))

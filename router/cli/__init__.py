@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -44,10 +44,8 @@ def run(argv: Sequence[str]) -> int:
     if argv and argv[0] in COMMANDS:
         return _run_command(COMMANDS[argv[0]], argv)
     if argv and not argv[0].startswith("-"):
-        import difflib
-
-        close = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(COMMANDS)}"
+        near = _nearest(argv[0], COMMANDS)
+        hint = f"did you mean {near!r}?" if near else f"choose from {', '.join(COMMANDS)}"
         sys.stderr.write(f"{PROGRAM}: no command {argv[0]!r}; {hint}\n")
         return 2
     parser = _overview()
@@ -62,11 +60,15 @@ def run(argv: Sequence[str]) -> int:
 def _run_command(command: Command, argv: Sequence[str]) -> int:
     module = import_module(command.module)
     parser = argparse.ArgumentParser(prog=PROGRAM)
-    module.add_parser(parser.add_subparsers(dest="command", metavar="COMMAND"))
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
+    module.add_parser(subparsers)
     try:
-        args = parser.parse_args(argv)
+        args, unknown = parser.parse_known_args(argv)
     except SystemExit as stop:
         return command.usage_error if stop.code else 0
+    if unknown:
+        sys.stderr.write(_unknown(subparsers.choices[argv[0]], unknown))
+        return command.usage_error
     try:
         return int(module.run(args))
     except KeyboardInterrupt:
@@ -75,6 +77,27 @@ def _run_command(command: Command, argv: Sequence[str]) -> int:
         # The reader left, as `head` does; what is buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    near = _nearest(unknown[0].partition("=")[0], _flags(parser))
+    hint = f"; did you mean {near}?" if near else ""
+    return f"{parser.prog}: unrecognized arguments: {' '.join(unknown)}{hint}\n"
+
+
+def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Those of the command, and of its subcommands if it has any."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for subparser in action.choices.values():
+                yield from _flags(subparser)
+
+
+def _nearest(given: str, known: Iterable[str]) -> str | None:
+    import difflib
+
+    return next(iter(difflib.get_close_matches(given, list(known), n=1)), None)
 
 
 def _overview() -> argparse.ArgumentParser:

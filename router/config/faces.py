@@ -6,18 +6,20 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from router.config.values import Duration, Size
+from router.config.values import Collector, Duration, Listener, Size
 
 
 class Faces(BaseModel):
     """Addresses, and what holds for every connection."""
 
-    listen: str = Field("127.0.0.1:50050", description="address of the gRPC listener")
-    http: str = Field(
+    listen: Listener = Field(
+        "127.0.0.1:50050", min_length=1, description="address of the gRPC listener"
+    )
+    http: Listener = Field(
         "127.0.0.1:9090",
         description="address for /metrics, /livez, /readyz and /statusz; empty for none",
     )
-    admin: str = Field(
+    admin: Listener = Field(
         "",
         description="address (HOST:PORT or unix:PATH) of RouterAdmin; by default it is on the "
         "gRPC listener if that is a loopback address, and off otherwise",
@@ -75,7 +77,7 @@ class Telling(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least level that is logged"
     )
-    otlp_endpoint: str = Field(
+    otlp_endpoint: Collector = Field(
         "",
         description="send traces to an OpenTelemetry collector at http://HOST:PORT or "
         "https://HOST:PORT (OTLP over gRPC); needs the extra `otel`",

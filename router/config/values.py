@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 from pydantic_settings import NoDecode
 
 from router.units import parse_duration, parse_size
@@ -16,9 +17,33 @@ def _split(value: object) -> object:
     return value
 
 
+def _listener(text: str) -> str:
+    # gRPC itself takes a port modulo 65536, and anything for the name of a host.
+    if not text or (text.startswith("unix:") and text != "unix:"):
+        return text
+    host, _, port = text.rpartition(":")
+    bare = ":" in host and not (host.startswith("[") and host.endswith("]"))
+    if not host or bare or "/" in host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"not an address to listen on: {text!r} (write HOST:PORT or unix:PATH)")
+    return text
+
+
+def _collector(text: str) -> str:
+    if not text:
+        return text
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"not a collector: {text!r} (write http://HOST:PORT or https://HOST:PORT)")
+    return text
+
+
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+# Empty where nothing is to listen.
+Listener = Annotated[str, AfterValidator(_listener)]
+# Empty where traces go nowhere.
+Collector = Annotated[str, AfterValidator(_collector)]
 
 PolicyName = Literal[
     "round_robin", "random", "power_of_two", "least_load", "consistent_hash", "prefix"

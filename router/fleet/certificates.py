@@ -54,7 +54,7 @@ class CertificateFiles:
             if read.ca is not None:
                 context.load_verify_locations(cadata=read.ca.decode("ascii"))
         except (ssl.SSLError, UnicodeDecodeError, OSError) as error:
-            names = ", ".join(p.name for p in (self.ca, self.certificate, self.key) if p)
+            names = ", ".join(str(p) for p in (self.ca, self.certificate, self.key) if p)
             raise CertificateError(f"{names} cannot be used: {_why(error)}") from error
         if read != self.raw():
             raise CertificateError("the certificates are being replaced")
@@ -132,7 +132,7 @@ def _content(path: Path | None) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise CertificateError(f"{path.name} cannot be read: {error.strerror}") from error
+        raise CertificateError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _why(error: Exception) -> str:

@@ -142,5 +142,5 @@ async def _listen(runner: web.AppRunner, address: str) -> str:
         await web.UnixSite(runner, address.removeprefix("unix:")).start()
         return address
     host, _, port = address.rpartition(":")
-    await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
-    return f"{host or '0.0.0.0'}:{runner.addresses[0][1]}"
+    await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+    return f"{host}:{runner.addresses[0][1]}"

@@ -66,7 +66,7 @@ class TokenFile:
         lines = (line.strip() for line in self._path.read_bytes().splitlines())
         hashes = [_hash(line) for line in lines if line and not line.startswith(b"#")]
         if not hashes:
-            raise ValueError(f"{self._path.name} holds no token")
+            raise ValueError(f"{self._path} holds no token")
         return hashes
 
 

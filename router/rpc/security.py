@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
@@ -28,19 +29,21 @@ _RENEWAL_INTERVAL = 5.0
 class Security:
     """Credentials of the listeners and towards workers; None means in the clear.
 
-    Raises ValueError when a file cannot be used.
+    Raises ValueError, which names the flag, when a file cannot be used.
     """
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self.listener: grpc.ServerCredentials | None = None
         if settings.tls_cert:
             files = _files(settings.tls_client_ca, settings.tls_cert, settings.tls_key)
-            self.listener = server_credentials(Renewing(files))
+            with _said_of("--tls-cert, --tls-key, --tls-client-ca"):
+                self.listener = server_credentials(Renewing(files))
         self._towards_workers: Renewing | None = None
         self.worker_credentials: Callable[[], grpc.ChannelCredentials] | None = None
         paths = (settings.worker_tls_ca, settings.worker_tls_cert, settings.worker_tls_key)
         if settings.worker_tls or settings.worker_tls_server_name or any(paths):
-            renewing = self._towards_workers = Renewing(_files(*paths))
+            with _said_of("--worker-tls-ca, --worker-tls-cert, --worker-tls-key"):
+                renewing = self._towards_workers = Renewing(_files(*paths))
             self.worker_credentials = lambda: client_credentials(renewing)
         self.interceptors = _interceptors(settings, metrics)
 
@@ -62,17 +65,26 @@ def _files(ca: str, certificate: str, key: str) -> CertificateFiles:
 def _interceptors(settings: Settings, metrics: Metrics) -> list[grpc.aio.ServerInterceptor]:
     rules: dict[str, TokenFile] = {}
     if settings.client_tokens:
-        clients = _tokens(settings.client_tokens)
+        clients = _tokens("--client-tokens", settings.client_tokens)
         rules |= {ENGINE_SERVICE: clients, reflection.SERVICE_NAME: clients}
     if settings.admin_tokens:
-        rules[ADMIN_SERVICE] = _tokens(settings.admin_tokens)
+        rules[ADMIN_SERVICE] = _tokens("--admin-tokens", settings.admin_tokens)
     if not rules:
         return []  # an interceptor costs every call a little
     return [BearerAuth(rules, lambda service: metrics.unauthenticated.labels(service).inc())]
 
 
-def _tokens(path: str) -> TokenFile:
-    try:
+def _tokens(flag: str, path: str) -> TokenFile:
+    with _said_of(flag):
         return TokenFile(Path(path))
+
+
+@contextmanager
+def _said_of(flags: str) -> Iterator[None]:
+    """Puts the flags before what is wrong with their files."""
+    try:
+        yield
     except OSError as error:
-        raise ValueError(f"cannot read the tokens: {error.strerror}") from error
+        raise ValueError(f"{flags}: {error.filename} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ValueError(f"{flags}: {error}") from error

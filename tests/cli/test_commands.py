@@ -44,6 +44,24 @@ def test_unknown_flag_before_the_command_is_a_usage_error() -> None:
     assert run(["--nonsense", "health"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("typed", "code", "hint"),
+    [
+        (("serve", "--polcy=prefix"), 2, "arguments: --polcy=prefix; did you mean --policy?\n"),
+        (("workers", "list", "--josn"), 2, "arguments: --josn; did you mean --json?\n"),
+        (("health", "--adr", "h:1"), 1, "arguments: --adr h:1; did you mean --addr?\n"),
+        (("sim", "--zzz"), 2, "mmrouter sim: unrecognized arguments: --zzz\n"),
+    ],
+)
+def test_an_unknown_flag_gets_a_hint_and_no_page_of_help(
+    typed: tuple[str, ...], code: int, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(typed) == code
+    told = capsys.readouterr().err
+    assert told.endswith(hint)
+    assert told.count("\n") == 1
+
+
 def test_a_command_s_help_exits_with_zero() -> None:
     assert run(["health", "--help"]) == 0
 

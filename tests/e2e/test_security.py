@@ -245,12 +245,13 @@ async def test_tokens_never_reach_a_worker(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"tls_cert": "gone.pem", "tls_key": "gone.key"}, "gone.pem cannot be read"),
+        ({"tls_cert": "gone.pem", "tls_key": "gone.key"}, "--tls-cert, .*gone.pem cannot"),
         ({"tls_cert": "rubbish.pem", "tls_key": "rubbish.key"}, "cannot be used"),
         ({"tls_cert": "a.pem", "tls_key": "b.key"}, "cannot be used"),
-        ({"worker_tls_ca": "rubbish.pem"}, "cannot be used"),
-        ({"client_tokens": "gone"}, "cannot read the tokens"),
-        ({"client_tokens": "empty"}, "holds no token"),
+        ({"worker_tls_ca": "rubbish.pem"}, "--worker-tls-ca, .*/rubbish.pem cannot be used"),
+        ({"client_tokens": "gone"}, "--client-tokens: .*/gone cannot be read: No such file"),
+        ({"client_tokens": "empty"}, "--client-tokens: .*/empty holds no token"),
+        ({"admin_tokens": "empty"}, "--admin-tokens: .*/empty holds no token"),
         ({"media_local_root": "gone"}, "--media-local-root .*gone is not a folder"),
         ({"media_local_root": "empty"}, "--media-local-root .*empty is not a folder"),
     ],
