@@ -247,11 +247,14 @@ class App:
         except TimeoutError:
             _log.warning("drain_timeout", running=self.admission.active)
         if self._stop_now.is_set():
-            return  # what runs is cancelled as everything closes, at the workers too
+            # What runs is cancelled as everything closes, at the workers too.
+            _log.warning("stopped", cut=self.admission.active)
+            return
         attempts = self.dispatcher.running.all()
         await asyncio.gather(*(attempt.cut() for attempt in attempts))
         # A request that is done has yet to send its status; the grace ends with the last one.
         await server.stop(_LAST_GRACE)
+        _log.info("stopped", cut=len(attempts))
 
     async def _catch_up(self, orders: Orders | None) -> None:
         """Orders that the siblings have, and a worker: without, connections would fail."""

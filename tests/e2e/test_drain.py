@@ -240,6 +240,9 @@ async def test_a_router_does_not_wait_for_ever(again: bool) -> None:
             read, ended = await to_the_end(stream)
             assert await running.ended() == 0
             assert ended is not None
+            await eventually(lambda: running.events("stopped"), "logged")
+            (stopped,) = running.events("stopped")
+            assert (stopped["level"], stopped["cut"]) == ("warning" if again else "info", 1)
             if again:
                 await eventually(lambda: worker.stats.live == 0)
             else:
