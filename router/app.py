@@ -35,6 +35,7 @@ from router.request.pipeline import Pipeline
 from router.request.prepare import Preparer
 from router.request.residents import Residents
 from router.request.retry import RetryBudget, RetrySettings
+from router.request.tensors_out import TensorMaker
 from router.rooms import (
     CannotStart,
     backend_gauge,
@@ -145,9 +146,7 @@ class App:
             self._intake,
             Preparer(
                 self._intake,
-                self._backend,
-                self.metrics,
-                self.tracing,
+                TensorMaker(self._intake, self._backend, self.metrics, self.tracing),
                 learned=self.residents.learned,
             ),
             self.dispatcher,

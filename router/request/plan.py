@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from router.faults import Fault, Reason
+from router.media.source import MediaSource, Modality
 from router.media.url import parse
 from router.wire import common, engine
 
@@ -38,6 +39,12 @@ class MediaItem:
     data: bytes | None = None
     max_long_side: int | None = None
     fps: float | None = None
+
+    @property
+    def source(self) -> MediaSource:
+        """What media rooms load; audio, which they do not, is none of their kinds."""
+        modality: Modality = "video" if self.modality == "video" else "image"
+        return MediaSource(modality, url=self.url, data=self.data)
 
     @property
     def blocker(self) -> Part | None:

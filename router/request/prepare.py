@@ -9,23 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from router.faults import Fault, Reason
 from router.fleet.model import Model
 from router.media.intake import Glance, MediaIntake
-from router.media.reader import SMALL
-from router.media.source import MediaSource
-from router.media.ticket import Blob, Clip, Ticket
-from router.observe.metrics import Metrics
-from router.observe.tracing import Tracing
+from router.media.ticket import Ticket
 from router.prefix.blocks import MediaSpan, PromptBlocks
 from router.prefix.names import Learned
 from router.request.anchors import check_anchors, refuse_anchors
@@ -35,10 +28,9 @@ from router.request.plan import MediaItem, MediaPlan
 from router.request.prepared import Body, ItemSize, Prepared
 from router.request.referred import Item, expand
 from router.request.tensors_in import adopt_client_tensors
-from router.vision.backend.base import Backend
+from router.request.tensors_out import Recipe, TensorMaker, batches_of
 from router.vision.identity import item_identity
-from router.vision.plan import ItemPlan, Modality, ModelSpec, PixelFormat
-from router.vision.tensors import Batch, build_batch
+from router.vision.plan import ModelSpec, PixelFormat
 from router.vision.tensors_check import WireLimits, check_mm_inputs
 from router.wire import engine
 
@@ -48,32 +40,6 @@ T = TypeVar("T")
 Admit = Callable[[Prepared], Awaitable[None]]
 # By a model's served name and the router's name of an item.
 FindLearned = Callable[[str, str], Learned | None]
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """One item, encoded and planned."""
-
-    encoded: Blob | Clip
-    plan: ItemPlan
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What shapes tensors beside the media themselves."""
-
-    spec: ModelSpec
-    fingerprint: str
-    model_id: str
-    pixels: PixelFormat
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """One item's identity and packed pixels."""
-
-    identity: str
-    values: npt.NDArray[Any]
 
 
 class Preparer:
@@ -86,18 +52,13 @@ class Preparer:
     def __init__(
         self,
         intake: MediaIntake,
-        backend: Backend,
-        metrics: Metrics,
-        tracing: Tracing | None = None,
+        tensors: TensorMaker,
         *,
         learned: FindLearned = lambda model, name: None,
     ) -> None:
         self._intake = intake
+        self._tensors = tensors
         self._learned = learned
-        self._backend = backend
-        self._metrics = metrics
-        self._tracing = tracing or Tracing()
-        self._at_work = asyncio.Semaphore(max(1, intake.limits.worker_threads))
 
     # -- No references
 
@@ -208,7 +169,7 @@ class Preparer:
         )
 
     async def _look(self, item: MediaItem, model_id: str, interest: Interest) -> Glance:
-        source = source_of(item)
+        source = item.source
 
         def name(data: bytes) -> str:
             # What the worker itself will call a file that needs no conversion.
@@ -249,7 +210,7 @@ class Preparer:
                 )
         ids = request.tokenized.input_ids
         check_anchors(spec, ids, plan.items)
-        loaded = await _all(self._load(item, spec, ticket) for item in plan.items)
+        loaded = await _all(self._tensors.load(item, spec, ticket) for item in plan.items)
         expanded = spec.expand(ids, [x.plan for x in loaded])
         outline = Prepared(
             Body(request),
@@ -268,10 +229,10 @@ class Preparer:
         # All at once and before the work: a request that does not fit is turned away soon.
         nbytes = sum(x.plan.output_bytes(pixels) for x in loaded)
         await ticket.take_bytes(nbytes, loaded[-1].plan.index)
-        tensors = await _all(self._tensor(x, recipe, ticket) for x in loaded)
+        tensors = await _all(self._tensors.tensor(x, recipe, ticket) for x in loaded)
         hashes = [tensor.identity for tensor in tensors]
         arrays = [tensor.values for tensor in tensors]
-        batches = _batches(spec, loaded, arrays, pixels, expanded.ranges, hashes)
+        batches = batches_of(spec, loaded, arrays, pixels, expanded.ranges, hashes)
         check_mm_inputs(
             [b.head for b in batches],
             expanded.ids,
@@ -290,87 +251,6 @@ class Preparer:
             if interest.prefixes
             else None,
         )
-
-    @contextmanager
-    def _stage(self, name: str) -> Iterator[None]:
-        with self._tracing.step(name), self._metrics.stage.labels(name).time():
-            yield
-
-    async def _load(self, item: MediaItem, spec: ModelSpec, ticket: Ticket) -> Loaded:
-        encoded: Blob | Clip
-        with self._tracing.step("fetch"), self._metrics.fetch.time():
-            if item.modality == "video":
-                encoded = await ticket.load_clip(source_of(item), item.index)
-            else:
-                encoded = await ticket.load(source_of(item), item.index)
-        self._metrics.media_bytes.labels(_source_label(item)).inc(len(encoded.data))
-        return Loaded(encoded, _plan_of(encoded, item, spec))
-
-    async def _tensor(self, loaded: Loaded, recipe: Recipe, ticket: Ticket) -> Tensor:
-        """The item's packed pixels, from the cache where the same were made before."""
-        with self._stage("hash"):
-            data, plan = loaded.encoded.data, loaded.plan
-            named = plan.modality, data, recipe.model_id, (plan.hint,)
-            if len(data) <= SMALL:
-                identity = item_identity(*named)
-            else:
-                identity = await ticket.run(item_identity, *named)
-        values = await self._intake.contents.get(
-            (identity, recipe.fingerprint, recipe.pixels),
-            lambda: self._make(loaded, recipe),
-            lambda array: array.nbytes,
-        )
-        return Tensor(identity, values)
-
-    async def _make(self, loaded: Loaded, recipe: Recipe) -> npt.NDArray[Any]:
-        # Others may wait for the same item, so it is not on one request's ticket. Pictures
-        # beyond what the threads can work on would only fill memory.
-        async with self._at_work:
-            with self._intake.ticket() as ticket:
-                if isinstance(loaded.encoded, Blob) and not loaded.encoded.hard:
-                    work = partial(self._decode_and_pack, loaded.plan, recipe)
-                    return await ticket.decode_within(loaded.encoded, work)
-                with self._stage("decode"):
-                    pixels = await _pixels(loaded, ticket)
-                return await ticket.run(self._pack, loaded.plan, recipe, pixels)
-
-    def _decode_and_pack(
-        self, plan: ItemPlan, recipe: Recipe, decode: Callable[[], npt.NDArray[np.uint8]]
-    ) -> npt.NDArray[Any]:
-        with self._stage("decode"):
-            pixels = decode()
-        return self._pack(plan, recipe, pixels)
-
-    def _pack(
-        self, plan: ItemPlan, recipe: Recipe, pixels: npt.NDArray[np.uint8]
-    ) -> npt.NDArray[Any]:
-        self._metrics.media_pixels.labels(plan.modality).inc(pixels.size // 3)
-        with self._stage("pack"):
-            return recipe.spec.pack(plan, pixels, recipe.pixels, self._backend)
-
-
-def _plan_of(encoded: Blob | Clip, item: MediaItem, spec: ModelSpec) -> ItemPlan:
-    header = encoded.header
-    if isinstance(encoded, Clip):
-        return spec.plan_video(
-            header.width,
-            header.height,
-            index=item.index,
-            total_frames=encoded.header.frames,
-            fps=encoded.header.fps or None,
-            sample_fps=item.fps,
-            max_long_side=item.max_long_side,
-        )
-    return spec.plan_image(
-        header.width, header.height, index=item.index, max_long_side=item.max_long_side
-    )
-
-
-async def _pixels(loaded: Loaded, ticket: Ticket) -> npt.NDArray[np.uint8]:
-    if isinstance(loaded.encoded, Clip):
-        # Frames that repeat at the end, to fill a temporal patch, are decoded once.
-        return await ticket.frames(loaded.encoded, sorted(set(loaded.plan.frames)))
-    return await ticket.decode(loaded.encoded)
 
 
 def strip(request: engine.GenerateRequest) -> engine.GenerateRequest:
@@ -393,36 +273,6 @@ def spec_of(model: Model) -> ModelSpec:
             model.problem or "this model takes no media, or its family is not known",
         )
     return model.spec
-
-
-def source_of(item: MediaItem) -> MediaSource:
-    modality: Modality = "video" if item.modality == "video" else "image"
-    return MediaSource(modality, url=item.url, data=item.data)
-
-
-def _batches(
-    spec: ModelSpec,
-    loaded: Sequence[Loaded],
-    arrays: Sequence[npt.NDArray[Any]],
-    pixels: PixelFormat,
-    ranges: Sequence[tuple[int, int]],
-    hashes: Sequence[str],
-) -> list[Batch]:
-    batches = []
-    # Images first, as the modality that a plain mm_inputs is taken for.
-    for modality in sorted({x.plan.modality for x in loaded}):
-        at = [i for i, x in enumerate(loaded) if x.plan.modality == modality]
-        batches.append(
-            build_batch(
-                spec,
-                [loaded[i].plan for i in at],
-                [arrays[i] for i in at],
-                pixels,
-                [ranges[i] for i in at],
-                [hashes[i] for i in at],
-            )
-        )
-    return batches
 
 
 def _blocks(ids: Sequence[int]) -> PromptBlocks:
@@ -451,10 +301,6 @@ def _spans(names: Sequence[str], ranges: Sequence[tuple[int, int]]) -> list[Medi
 
 def _counts(items: Sequence[MediaItem]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(Counter(item.modality for item in items).items()))
-
-
-def _source_label(item: MediaItem) -> str:
-    return item.scheme if item.scheme in ("http", "https", "data", "file", "inline") else "other"
 
 
 async def _all(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
