@@ -154,8 +154,7 @@ def _plan_of(encoded: Blob | Clip, item: MediaItem, spec: ModelSpec) -> ItemPlan
 
 async def _pixels(loaded: Loaded, ticket: Ticket) -> npt.NDArray[np.uint8]:
     if isinstance(loaded.encoded, Clip):
-        # Frames that repeat at the end, to fill a temporal patch, are decoded once.
-        return await ticket.frames(loaded.encoded, sorted(set(loaded.plan.frames)))
+        return await ticket.frames(loaded.encoded, loaded.plan.frames)
     return await ticket.decode(loaded.encoded)
 
 

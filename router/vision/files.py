@@ -22,6 +22,8 @@ Encode = Callable[[str], Sequence[int]]
 class ModelFiles:
     """The parsed settings of one model; a file that is missing is an empty mapping.
 
+    `image_file` and `video_file` name the file that the image and the video
+    processor's settings stand in, for messages.
     `token_ids` maps the text of each added token of tokenizer.json to its id.
     `encode` turns plain text into ids without special tokens; only video
     timestamps need it.
@@ -31,6 +33,8 @@ class ModelFiles:
     preprocessor_config: Settings = field(default_factory=dict)
     video_preprocessor_config: Settings = field(default_factory=dict)
     processor_config: Settings = field(default_factory=dict)
+    image_file: str = "preprocessor_config.json"
+    video_file: str = "video_preprocessor_config.json"
     token_ids: Mapping[str, int] = field(default_factory=dict)
     encode: Encode | None = field(default=None, compare=False)
 
@@ -38,20 +42,32 @@ class ModelFiles:
     def from_archive(cls, files: Mapping[str, bytes]) -> ModelFiles:
         """Parse the members of a GetTokenizer archive by name.
 
-        Newer checkpoints nest the image and video settings in
-        processor_config.json; a preprocessor_config.json of its own wins over
-        that. Raises ValueError, naming the file, for one that is not a JSON
-        object.
+        Where the settings of a processor stand twice, the reference's order
+        counts: nested in processor_config.json, as newer checkpoints have them,
+        before a file of their own; a video processor without either has the
+        image processor's file. Raises ValueError, naming the file, for one that
+        is not a JSON object.
         """
         processor = _settings(files, "processor_config.json")
         image = _settings(files, "preprocessor_config.json")
         video = _settings(files, "video_preprocessor_config.json")
         tokenizer = _settings(files, "tokenizer.json")
+        image_file, image_settings = _first(
+            ("processor_config.json: image_processor", _nested(processor, "image_processor")),
+            ("preprocessor_config.json", image),
+        )
+        video_file, video_settings = _first(
+            ("processor_config.json: video_processor", _nested(processor, "video_processor")),
+            ("video_preprocessor_config.json", video),
+            ("preprocessor_config.json", image),
+        )
         return cls(
             config=_settings(files, "config.json"),
-            preprocessor_config=image or _nested(processor, "image_processor"),
-            video_preprocessor_config=video or _nested(processor, "video_processor"),
+            preprocessor_config=image_settings,
+            video_preprocessor_config=video_settings,
             processor_config=processor,
+            image_file=image_file,
+            video_file=video_file,
             token_ids=_added_tokens(tokenizer),
             encode=_LazyEncoder(files["tokenizer.json"]) if tokenizer else None,
         )
@@ -93,6 +109,11 @@ def _settings(files: Mapping[str, bytes], name: str) -> Settings:
 def _nested(processor: Settings, key: str) -> Settings:
     inner = processor.get(key, {})
     return inner if isinstance(inner, dict) else {}
+
+
+def _first(*named: tuple[str, Settings]) -> tuple[str, Settings]:
+    """The first of `named` that holds something, else the last."""
+    return next((one for one in named if one[1]), named[-1])
 
 
 def _added_tokens(tokenizer: Settings) -> dict[str, int]:

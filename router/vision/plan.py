@@ -164,6 +164,8 @@ class ModelSpec(ABC):
     # Modality -> the token that embeddings replace (`im_token_id`).
     placeholder_ids: Mapping[Modality, int]
     normalization: Normalization
+    # That of videos, where their processor has settings of its own.
+    video_normalization: Normalization | None = None
     # Settings of the files that were not understood and may change pixels.
     warnings: tuple[str, ...] = ()
 
@@ -243,9 +245,12 @@ class ModelSpec(ABC):
             modality=modality,
         )
 
-    def table(self, pixel_format: PixelFormat) -> Table:
+    def table(self, pixel_format: PixelFormat, modality: Modality = "image") -> Table:
         """What each of the 256 levels becomes, per channel."""
-        return value_table(self.normalization, pixel_format.dtype, pixel_format.normalized)
+        rule = self.normalization
+        if modality == "video" and self.video_normalization is not None:
+            rule = self.video_normalization
+        return value_table(rule, pixel_format.dtype, pixel_format.normalized)
 
     def pack(
         self,
@@ -264,7 +269,7 @@ class ModelSpec(ABC):
         if out is None:
             out = backend.empty(plan.output_shape, pixel_format.numpy_dtype)
         flat = out.reshape(-1)
-        table = self.table(pixel_format)
+        table = self.table(pixel_format, plan.modality)
         if plan.background is not None:
             fill_value(flat, plan.output_shape, table, plan.background)
         if plan.modality == "image":

@@ -18,20 +18,29 @@ UNKNOWN_FPS = 24.0
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """A checkpoint's rule: frames a second, and the bounds on their number."""
+    """A checkpoint's rule: frames a second and the bounds on their number, or one number for all.
+
+    `num_frames` is 0 where frames go by the second.
+    """
 
     fps: float
     min_frames: int
     max_frames: int
+    num_frames: int
 
     @classmethod
     def read(cls, read: Reader) -> Sampling:
-        """From a video_preprocessor_config.json; the defaults are the processors' own."""
+        """From a video processor's settings; the defaults are the processors' own."""
         read.get("do_sample_frames")
+        read.excludes("num_frames", "fps")
+        num_frames = 0
+        if read.get("num_frames") is not None:
+            num_frames = read.positive("num_frames")
         return cls(
             read.number("fps", 2.0),
             read.positive("min_frames", 4),
             read.positive("max_frames", 768),
+            num_frames,
         )
 
     def spread(self, total: int, fps: float, wanted_fps: float | None) -> tuple[int, ...]:
@@ -39,21 +48,33 @@ class Sampling:
 
         `fps` is the video's own; `wanted_fps` replaces the checkpoint's rate.
         """
+        if self.num_frames and not wanted_fps:
+            return spread_evenly(total, self.num_frames)
         count = int(total / fps * (wanted_fps or self.fps))
         return spread_evenly(total, min(max(count, self.min_frames), self.max_frames, total))
 
     def stepped(
         self, total: int, fps: float, wanted_fps: float | None, multiple: int
     ) -> tuple[int, ...]:
-        """Qwen2-VL: in equal steps from the first frame on, a multiple of `multiple` of them."""
+        """Qwen2-VL: in equal steps from the first frame on, a multiple of `multiple` of them.
+
+        None at all where the video has fewer than the checkpoint wants.
+        """
+        if self.num_frames and not wanted_fps:
+            fixed = round(self.num_frames / multiple) * multiple
+            return _steps(total, fixed if fixed <= total else 0)
         most = min(self.max_frames, total) // multiple * multiple
         count = min(max(total / fps * (wanted_fps or self.fps), self.min_frames), most, total)
-        count = int(count // multiple) * multiple
-        if count == 0:
-            return ()
-        # The reference steps in float32.
-        steps = np.arange(0, total, total / count, dtype=np.float32)
-        return tuple(int(i) for i in steps.astype(np.int32))
+        return _steps(total, int(count // multiple) * multiple)
+
+
+def _steps(total: int, count: int) -> tuple[int, ...]:
+    """Frame indices from 0 on, `total` / `count` apart."""
+    if count == 0:
+        return ()
+    # The reference steps in float32.
+    steps = np.arange(0, total, total / count, dtype=np.float32)
+    return tuple(int(i) for i in steps.astype(np.int32))
 
 
 def spread_evenly(total: int, count: int) -> tuple[int, ...]:

@@ -84,6 +84,11 @@ class Reader:
         if value is not None and value not in allowed:
             raise ValueError(f"{self._where}: {key} {value!r} is not supported")
 
+    def excludes(self, key: str, other: str) -> None:
+        """Raise ValueError where both `key` and `other` are set."""
+        if self.get(key) is not None and self.get(other) is not None:
+            raise ValueError(f"{self._where}: {key} and {other} exclude each other")
+
     def nested(self, key: str) -> Reader:
         """The mapping under `key`, empty where it is missing."""
         value = self.get(key)
@@ -105,6 +110,20 @@ class Reader:
         if height != width:
             raise ValueError(f"{self._where}: {key} is not a square")
         return height
+
+    def target(self, key: str) -> tuple[int] | tuple[int, int]:
+        """What a picture is resized to: (shorter side,) with its shape kept, or (height, width).
+
+        A bound on the longer side beside the shorter one is not supported.
+        """
+        value = self.get(key)
+        if isinstance(value, int):
+            return (self.positive(key),)
+        inner = self.nested(key)
+        if inner.get("shortest_edge") is None:
+            return inner.positive("height"), inner.positive("width")
+        inner.only("longest_edge")
+        return (inner.positive("shortest_edge"),)
 
     def normalization(self, formula: Formula = "fused") -> Normalization:
         self._read |= {"do_rescale", "do_normalize", "rescale_factor", "image_mean", "image_std"}

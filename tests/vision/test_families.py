@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -188,13 +189,155 @@ def test_an_archive_is_read_by_the_names_of_its_files() -> None:
     assert files.preprocessor_config == {}
 
 
-def test_nested_processor_settings_count_where_a_file_of_their_own_is_missing() -> None:
+def test_nested_processor_settings_count_before_a_file_of_their_own() -> None:
     nested = b'{"image_processor": {"patch_size": 16}, "video_processor": {"fps": 2}}'
+    own = {
+        "preprocessor_config__json": b'{"patch_size": 14}',
+        "video_preprocessor_config__json": b'{"fps": 3}',
+    }
+    for others in ({}, own):
+        files = ModelFiles.from_archive(archive(processor_config__json=nested, **others))
+        assert files.preprocessor_config == {"patch_size": 16}
+        assert files.video_preprocessor_config == {"fps": 2}
+    files = ModelFiles.from_archive(archive(processor_config__json=b'{"patch_size": 9}', **own))
+    assert files.preprocessor_config == {"patch_size": 14}
+    assert files.video_preprocessor_config == {"fps": 3}
+
+
+def test_a_video_processor_without_settings_has_the_image_processors_file() -> None:
+    own = archive(preprocessor_config__json=b'{"patch_size": 14}')
+    assert ModelFiles.from_archive(own).video_preprocessor_config == {"patch_size": 14}
+    # Settings that are nested for the image processor are its own.
+    nested = archive(processor_config__json=b'{"image_processor": {"patch_size": 14}}')
+    assert ModelFiles.from_archive(nested).video_preprocessor_config == {}
+
+
+def test_a_message_names_the_file_that_the_settings_stand_in() -> None:
+    wrong = PROCESSORS["qwen3_vl"]["preprocessor_config"] | {"patch_size": 0}
+    nested = json.dumps({"image_processor": wrong}).encode()
     files = ModelFiles.from_archive(archive(processor_config__json=nested))
-    assert files.preprocessor_config == {"patch_size": 16}
-    assert files.video_preprocessor_config == {"fps": 2}
-    both = archive(processor_config__json=nested, preprocessor_config__json=b'{"patch_size": 14}')
-    assert ModelFiles.from_archive(both).preprocessor_config == {"patch_size": 14}
+    with pytest.raises(ValueError, match=r"^processor_config\.json: image_processor: patch_size"):
+        spec_for("qwen3_vl", [], files)
+
+
+@pytest.mark.parametrize(
+    ("size", "resized"),
+    [
+        (336, (448, 336)),
+        ({"shortest_edge": 336}, (448, 336)),
+        ({"height": 336, "width": 336}, (336, 336)),
+        ({"height": 340, "width": 420}, (420, 340)),
+    ],
+)
+def test_llava_keeps_the_shape_only_where_a_shorter_side_is_given(
+    size: Any, resized: tuple[int, int]
+) -> None:
+    settings = PROCESSORS["clip_llava15"]["preprocessor_config"] | {"size": size}
+    (draw,) = spec_of("clip_llava15", settings).plan_image(640, 480, index=0).draws
+    assert (draw.width, draw.height) == resized
+    assert (draw.window.width, draw.window.height) == (336, 336)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("clip_llava15", {"size": {"shortest_edge": 336, "longest_edge": 500}}, "longest_edge 500"),
+        ("clip_llava15", {"size": {"height": 336, "width": 300}}, "crop_size is over size"),
+        ("pixtral", {"do_center_crop": True}, "do_center_crop True is not supported"),
+    ],
+)
+def test_settings_that_would_make_other_pixels_are_an_error(
+    family: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        spec_of(family, PROCESSORS[family]["preprocessor_config"] | settings)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "strategy", "tokens"),
+    [
+        ("clip_vision_model", "default", 576),
+        ("clip_vision_model", "full", 577),
+        ("siglip_vision_model", "default", 575),
+        ("siglip_vision_model", "full", 576),
+    ],
+)
+def test_a_llava_view_has_the_tokens_that_its_encoder_leaves(
+    encoder: str, strategy: str, tokens: int
+) -> None:
+    config = {
+        "vision_config": {"model_type": encoder, "patch_size": 14},
+        "vision_feature_select_strategy": strategy,
+    }
+    for family, model_type, others in (
+        ("clip_llava15", "llava", 0),
+        # A 336x336 picture on a canvas of 672x336: its 24 x 24 patches and a newline a row.
+        ("llava_next", "llava_next", 24 * 24 + 24),
+    ):
+        files = ModelFiles(
+            config=config,
+            preprocessor_config=PROCESSORS[family]["preprocessor_config"],
+            token_ids={"<image>": 5},
+        )
+        made = spec_for(model_type, (), files)
+        assert made is not None
+        assert made.plan_image(336, 336, index=0).prompt_tokens == tokens + others
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"vision_config": {"model_type": "vit"}}, "model_type 'vit' is not supported"),
+        ({"vision_feature_select_strategy": "mean"}, "strategy 'mean' is not supported"),
+    ],
+)
+def test_a_llava_encoder_whose_tokens_are_not_known_is_an_error(
+    config: dict[str, Any], message: str
+) -> None:
+    for family, model_type in (("clip_llava15", "llava"), ("llava_next", "llava_next")):
+        files = ModelFiles(
+            config=config,
+            preprocessor_config=PROCESSORS[family]["preprocessor_config"],
+            token_ids={"<image>": 5},
+        )
+        with pytest.raises(ValueError, match=message):
+            spec_for(model_type, (), files)
+
+
+@pytest.mark.parametrize(
+    ("config", "combined", "message"),
+    [
+        ({"patch_size": 14}, {}, "patch_size is not the model's"),
+        ({}, {"patch_size": 14}, "patch_size is not the model's"),
+        ({}, {"spatial_merge_size": 2}, "spatial_merge_size 2 is not supported"),
+    ],
+)
+def test_pixtral_patches_are_those_of_its_model_and_its_combined_processor(
+    config: dict[str, Any], combined: dict[str, Any], message: str
+) -> None:
+    files = ModelFiles(
+        config={"vision_config": {"model_type": "pixtral", **config}},
+        preprocessor_config=PROCESSORS["pixtral"]["preprocessor_config"],
+        processor_config=combined,
+        token_ids={"[IMG]": 1, "[IMG_BREAK]": 2, "[IMG_END]": 3},
+    )
+    with pytest.raises(ValueError, match=message):
+        spec_for("llava", [], files)
+
+
+def test_gemma3_writes_as_many_tokens_as_its_combined_processor_says() -> None:
+    files = ModelFiles(
+        config={"mm_tokens_per_image": 64},
+        preprocessor_config=PROCESSORS["gemma3"]["preprocessor_config"],
+        processor_config={"image_seq_length": 64},
+        token_ids=GEMMA3_TOKENS,
+        encode=encode_bytes,
+    )
+    made = spec_for("gemma3", [], files)
+    assert made is not None
+    assert made.plan_image(640, 480, index=0).feature_tokens == 64
+    with pytest.raises(ValueError, match="mm_tokens_per_image"):
+        spec_for("gemma3", [], replace(files, processor_config={"image_seq_length": 32}))
 
 
 @pytest.mark.parametrize("raw", [b"{", b"[]", b"\xff", b"[" * 100_000])

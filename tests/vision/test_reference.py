@@ -52,6 +52,46 @@ def test_random_pictures_equal_the_processor(family: str) -> None:
         assert np.array_equal(ours, theirs), pixels.shape
 
 
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("qwen2_vl", {"patch_size": 16, "merge_size": 1}),
+        ("qwen2_5_vl", {"patch_size": 12, "merge_size": 3, "min_pixels": 9000}),
+        ("qwen3_vl", {"size": {"shortest_edge": 40_000, "longest_edge": 490_000}}),
+        ("qwen3_vl", {"size": {"shortest_edge": 9, "longest_edge": 9**9}, "max_pixels": 300_000}),
+        ("llama4", {"max_patches": 5, "resize_to_max_canvas": True}),
+        ("clip_llava15", {"size": {"height": 336, "width": 336}}),
+        ("clip_llava15", {"size": {"height": 300, "width": 400}, "crop_size": 280}),
+        ("clip_llava15", {"size": 230, "crop_size": {"height": 224, "width": 224}}),
+        ("llava_next", {"image_grid_pinpoints": [[336, 336], [672, 1344], [336, 2352]]}),
+        ("internvl", {"min_patches": 3, "max_patches": 7}),
+        ("gemma3", {"size": {"height": 224, "width": 224}}),
+        ("pixtral", {"size": {"longest_edge": 500}, "patch_size": {"height": 14, "width": 14}}),
+    ],
+)
+def test_other_settings_than_the_checkpoints_equal_the_processor(
+    family: str, settings: dict[str, Any]
+) -> None:
+    import transformers
+
+    entry = PROCESSORS[family]
+    changed = {k: v for k, v in entry["preprocessor_config"].items() if v is not None}
+    changed |= settings
+    changed |= {"image_mean": [0.1, 0.9, 0.33], "image_std": [0.7, 0.21, 1.5]}
+    changed |= {"rescale_factor": 1 / 127.5}
+    processor = getattr(transformers, entry["class"])(**changed)
+    made = spec_of(family, changed)
+    llama = family == "llama4"
+    pixel_format = PixelFormat("bfloat16" if llama else "float32", normalized=True)
+    for pixels in pictures(5, 6):
+        plan = made.plan_image(pixels.shape[1], pixels.shape[0], index=0)
+        _, parts = join([made.pack(plan, pixels, pixel_format, BACKEND)])
+        ours = from_bfloat16(parts[0]) if llama else parts[0]
+        tensor = processor(images=[pixels], return_tensors="pt", input_data_format="channels_last")
+        theirs = tensor["pixel_values"].float().numpy()
+        assert np.array_equal(ours, theirs), pixels.shape
+
+
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_vl"])
 @pytest.mark.parametrize("capped", [False, True])
 def test_random_clips_equal_the_processor(model_type: str, capped: bool) -> None:

@@ -70,12 +70,18 @@ def planned(made: ModelSpec, sampling: dict[str, Any]) -> ItemPlan:
     )
 
 
-CASES = [c for c in VIDEO["cases"] if "num_frames" not in c["sampling"]]
+def of(case: dict[str, Any]) -> ModelSpec:
+    """The spec of a golden case; a number of frames is a checkpoint's, not a client's, to give."""
+    fixed = {k: v for k, v in case["sampling"].items() if k == "num_frames"}
+    return spec(**case["init_overrides"], **fixed)
+
+
+CASES = VIDEO["cases"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c["name"])
 def test_a_plan_equals_the_reference(case: dict[str, Any]) -> None:
-    plan = planned(spec(**case["init_overrides"]), case["sampling"])
+    plan = planned(of(case), case["sampling"])
     assert list(plan.frames) == case["frame_indices"]
     assert (plan.height, plan.width) == (case["resized_height"], case["resized_width"])
     assert list(plan.grid) == case["video_grid_thw"]
@@ -90,7 +96,7 @@ def test_patches_equal_the_reference(case: dict[str, Any]) -> None:
     hashes = [hashlib.sha256(frame.tobytes()).hexdigest() for frame in frames]
     if hashes != VIDEO["all_frames_rgb_sha256"]:
         pytest.skip("this FFmpeg converts colours otherwise than the golden data's")
-    made = spec(**case["init_overrides"])
+    made = of(case)
     plan = planned(made, case["sampling"])
     for tensor in case["tensors"]:
         out = made.pack(plan, frames[list(plan.frames)], FORMATS[tensor["variant"]], BACKEND)
@@ -99,7 +105,7 @@ def test_patches_equal_the_reference(case: dict[str, Any]) -> None:
 
 
 def test_an_odd_number_of_frames_repeats_the_last() -> None:
-    case = next(c for c in VIDEO["cases"] if "num_frames" in c["sampling"])
+    case = next(c for c in CASES if "num_frames" in c["sampling"])
     assert list(timestamps(case["frame_indices"], 30.0, 2)) == case["timestamps"]
 
 
@@ -206,3 +212,78 @@ def test_qwen2_takes_whole_temporal_patches_in_equal_steps() -> None:
     side = spec("qwen2_5_vl", size=size).side_tensors([plan])
     assert side["second_per_grid_ts"].tolist() == [1.0]
     assert "second_per_grid_ts" not in spec("qwen2_vl", size=size).side_tensors([plan])
+
+
+def test_a_checkpoints_number_of_frames_counts_until_a_client_wants_a_rate() -> None:
+    made = spec(num_frames=6)
+    few = made.plan_video(64, 64, index=0, total_frames=3, fps=24.0)
+    assert few.frames == (0, 0, 1, 1, 2, 2)
+    assert made.plan_video(64, 64, index=0, total_frames=90, fps=30.0).grid[0] == 3
+    wanted = made.plan_video(64, 64, index=0, total_frames=90, fps=30.0, sample_fps=3.0)
+    assert len(wanted.frames) == 9
+    assert wanted.hint == "fps=3.0"
+
+
+@pytest.mark.parametrize(("number", "frames"), [(6, 6), (5, 4), (7, 8)])
+def test_qwen2_rounds_a_number_of_frames_to_whole_temporal_patches(
+    number: int, frames: int
+) -> None:
+    made = spec("qwen2_vl", num_frames=number)
+    plan = made.plan_video(320, 240, index=0, total_frames=90, fps=30.0)
+    assert plan.frames == tuple(int(i * 90 / frames) for i in range(frames))
+    with pytest.raises(Fault, match=f"too short, the model takes at least {number}") as caught:
+        made.plan_video(320, 240, index=1, total_frames=3, fps=30.0)
+    assert caught.value.reason is Reason.MEDIA_FORMAT_UNSUPPORTED
+
+
+def test_a_number_of_frames_and_a_rate_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="num_frames and fps exclude each other"):
+        spec(num_frames=6, fps=2)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_vl"])
+def test_a_video_is_normalised_by_the_settings_of_its_own_processor(model_type: str) -> None:
+    other = spec(model_type, image_mean=[0.1, 0.9, 0.3], image_std=[0.7, 0.2, 1.5])
+    alike = spec(model_type)
+    normalized = FORMATS["float32"]
+    frames = np.full((4, 64, 64, 3), 255, np.uint8)
+    clip_plan = other.plan_video(64, 64, index=0, total_frames=4, fps=24.0)
+    packed = other.pack(clip_plan, frames[: len(clip_plan.frames)], normalized, BACKEND)
+    expected = [(1 - 0.1) / 0.7, (1 - 0.9) / 0.2, (1 - 0.3) / 1.5]
+    per_channel = packed.reshape(len(packed), 3, -1)
+    for channel, value in enumerate(expected):
+        assert np.allclose(per_channel[:, channel], value, atol=1e-5)
+    picture = other.plan_image(64, 64, index=0)
+    pictures = [made.pack(picture, frames[0], normalized, BACKEND) for made in (other, alike)]
+    assert np.array_equal(*pictures)
+
+
+def test_qwen3_videos_know_only_the_newer_spelling_of_their_bounds() -> None:
+    made = spec(min_pixels=500_000, max_pixels=600_000)
+    assert "video_preprocessor_config.json: min_pixels is not understood and was ignored" in (
+        made.warnings
+    )
+    size = {"total_frames": 4, "fps": 24.0}
+    assert made.plan_video(64, 64, index=0, **size) == spec().plan_video(64, 64, index=0, **size)
+    # Without bounds of their own they have the reference's: 131,072 pixels at least.
+    free = spec(size=None).plan_video(64, 64, index=0, **size)
+    assert (free.width, free.height) == (192, 192)
+
+
+def test_what_one_file_says_of_images_and_videos_is_told_once() -> None:
+    image = golden("processors.json")["families"]["qwen2_vl"]["preprocessor_config"]
+    made = spec_for(
+        "qwen2_vl",
+        (),
+        ModelFiles(
+            preprocessor_config=image | {"gamma": 2},
+            video_preprocessor_config=image | {"gamma": 2},
+            video_file="preprocessor_config.json",
+            token_ids=QWEN_TOKENS,
+        ),
+    )
+    assert made is not None
+    assert made.modalities == {"image", "video"}
+    assert [w for w in made.warnings if "gamma" in w] == [
+        "preprocessor_config.json: gamma is not understood and was ignored"
+    ]

@@ -32,11 +32,14 @@ class Gemma3(ImageSpec):
             raise ValueError("tokenizer.json is missing: the text around an image needs it")
         self._encode = files.encode
         self._around = list(self._encode("\n\n"))
-        read = Reader(files.preprocessor_config, "preprocessor_config.json")
+        read = Reader(files.preprocessor_config, files.image_file)
         self._side = read.side("size")
-        length = read.positive("image_seq_length", 256)
+        # The combined processor's word counts; the image processor only carries it along.
+        carried = read.positive("image_seq_length", 256)
+        combined = Reader(files.processor_config, "processor_config.json")
+        length = combined.positive("image_seq_length", carried)
         if config.get("mm_tokens_per_image", length) != length:
-            raise ValueError("preprocessor_config.json: image_seq_length is not the model's")
+            raise ValueError("image_seq_length is not config.json's mm_tokens_per_image")
         self._tile_tokens = length
         self._pan_and_scan = read.switch("do_pan_and_scan", default=False)
         self._most_crops = read.positive("pan_and_scan_max_num_crops", 4)

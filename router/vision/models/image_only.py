@@ -15,6 +15,9 @@ from router.vision.geometry import Draw, Filter, Layout, Rule, Tiles, whole
 from router.vision.plan import Claim, ItemPlan, Modality, ModelSpec, Replacement, TensorNames
 from router.vision.settings import shrunk
 
+# Tokens before an encoder's patches, by vision_config's model_type.
+_CLASS_TOKENS: Mapping[str, int] = {"clip_vision_model": 1, "siglip_vision_model": 0}
+
 
 class ImageSpec(ModelSpec):
     """A family whose only modality is images.
@@ -119,6 +122,23 @@ def encoder_patch(config: Mapping[str, Any], default: int) -> int:
     if isinstance(patch, bool) or not isinstance(patch, int) or patch <= 0:
         raise ValueError("config.json: vision_config.patch_size is not a positive integer")
     return patch
+
+
+def view_tokens(config: Mapping[str, Any], patches: int) -> int:
+    """The tokens of one view of `patches` x `patches` behind a LLaVA head.
+
+    CLIP's encoder puts a class token before its patches and SigLIP's does not;
+    the first token is dropped unless config.json says "full".
+    """
+    encoder = config_value(config, "vision_config", "model_type") or "clip_vision_model"
+    if encoder not in _CLASS_TOKENS:
+        raise ValueError(f"config.json: vision_config.model_type {encoder!r} is not supported")
+    strategy = config_value(config, "vision_feature_select_strategy") or "default"
+    if strategy not in ("default", "full"):
+        raise ValueError(
+            f"config.json: vision_feature_select_strategy {strategy!r} is not supported"
+        )
+    return patches * patches + _CLASS_TOKENS[encoder] - int(strategy == "default")
 
 
 def too_extreme(index: int, source: tuple[int, int], family: str) -> Fault:

@@ -54,7 +54,7 @@ class InternVL(ImageSpec):
         self._token = token
         self._start = model_token({}, tokens, "", "<img>")
         self._end = model_token({}, tokens, "", "</img>")
-        read = Reader(files.preprocessor_config, "preprocessor_config.json")
+        read = Reader(files.preprocessor_config, files.image_file)
         self._side = read.side("size")
         # The model's own processor switches tiling on whatever the file says.
         read.get("crop_to_patches")

@@ -37,7 +37,7 @@ class Llama4(ImageSpec):
         self._end = model_token(config, tokens, "eoi_token_index", "<|image_end|>")
         self._x_separator = model_token({}, tokens, "", "<|tile_x_separator|>")
         self._y_separator = model_token({}, tokens, "", "<|tile_y_separator|>")
-        read = Reader(files.preprocessor_config, "preprocessor_config.json")
+        read = Reader(files.preprocessor_config, files.image_file)
         self._side = read.side("size")
         self._most_tiles = read.positive("max_patches", 16)
         self._to_largest = read.switch("resize_to_max_canvas", default=False)

@@ -11,7 +11,13 @@ import numpy.typing as npt
 
 from router.vision.files import ModelFiles
 from router.vision.geometry import Draw, Tiles, whole
-from router.vision.models.image_only import ImageSpec, encoder_patch, one_tile, squash
+from router.vision.models.image_only import (
+    ImageSpec,
+    encoder_patch,
+    one_tile,
+    squash,
+    view_tokens,
+)
 from router.vision.plan import Claim, ItemPlan, Modality, TensorNames
 from router.vision.settings import Reader, model_token
 
@@ -39,11 +45,15 @@ class LlavaNext(ImageSpec):
     def __init__(self, files: ModelFiles) -> None:
         token = model_token(files.config, files.token_ids, "image_token_index", "<image>")
         super().__init__(token, "<image>")
-        read = Reader(files.preprocessor_config, "preprocessor_config.json")
+        read = Reader(files.preprocessor_config, files.image_file)
         self._side = read.side("size")
         if read.side("crop_size") != self._side:
-            raise ValueError("preprocessor_config.json: size and crop_size differ")
-        self._canvases = _pinpoints(read.get("image_grid_pinpoints"), self._side)
+            raise ValueError(f"{files.image_file}: size and crop_size differ")
+        self._canvases = _pinpoints(
+            read.get("image_grid_pinpoints"),
+            self._side,
+            f"{files.image_file}: image_grid_pinpoints",
+        )
         read.only("aspect_ratio_setting", "anyres")
         for switch in ("do_resize", "do_center_crop", "do_pad"):
             read.only(switch, True)
@@ -51,6 +61,7 @@ class LlavaNext(ImageSpec):
         self.normalization = read.normalization()
         self.warnings = read.warnings()
         self._patches = self._side // encoder_patch(files.config, 14)
+        self._base_tokens = view_tokens(files.config, self._patches)
 
     def _plan(self, index: int, source: tuple[int, int], size: tuple[int, int]) -> ItemPlan:
         width, height = size
@@ -103,7 +114,7 @@ class LlavaNext(ImageSpec):
         else:
             shown = int(round(width * (down / height), 7))
             across -= (across - shown) // 2 * 2
-        return self._patches**2 + across * down + down
+        return self._base_tokens + across * down + down
 
     def tensor_names(self, modality: Modality) -> TensorNames:
         return TensorNames(
@@ -131,8 +142,7 @@ class LlavaNext(ImageSpec):
         return Claim(1, self._tokens(width, height, rows, columns))
 
 
-def _pinpoints(value: object, side: int) -> tuple[tuple[int, int], ...]:
-    where = "preprocessor_config.json: image_grid_pinpoints"
+def _pinpoints(value: object, side: int, where: str) -> tuple[tuple[int, int], ...]:
     if not isinstance(value, list) or not value:
         raise ValueError(f"{where} is missing")
     canvases = []

@@ -52,7 +52,7 @@ class Phi3V(ImageSpec):
 
     def __init__(self, files: ModelFiles, rule: Rule = "pillow13") -> None:
         super().__init__(model_token({}, files.token_ids, "", "<|image|>"), "<|image|>")
-        read = Reader(files.preprocessor_config, "preprocessor_config.json")
+        read = Reader(files.preprocessor_config, files.image_file)
         self._most_crops = read.positive("num_crops")
         self._tile_tokens = read.positive("num_img_tokens", 144)
         self.normalization = read.normalization("to_tensor")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from router.vision.files import ModelFiles
 from router.vision.geometry import Tiles
-from router.vision.models.image_only import ImageSpec, squash, too_extreme
+from router.vision.models.image_only import ImageSpec, encoder_patch, squash, too_extreme
 from router.vision.plan import Claim, ItemPlan, Modality, Replacement, TensorNames
 from router.vision.settings import Reader, model_token
 
@@ -27,14 +27,22 @@ class Pixtral(ImageSpec):
         super().__init__(token, "[IMG]")
         self._break = model_token({}, tokens, "", "[IMG_BREAK]")
         self._end = model_token({}, tokens, "", "[IMG_END]")
-        read = Reader(files.preprocessor_config, "preprocessor_config.json")
+        read = Reader(files.preprocessor_config, files.image_file)
         self._longest = read.nested("size").positive("longest_edge")
         self._patch = read.side("patch_size")
         read.only("do_resize", True)
+        read.only("do_center_crop", False)
         read.only("do_pad", True)
         read.only("resample", 3)
         self.normalization = read.normalization()
         self.warnings = read.warnings()
+        # The model's combined processor and its encoder have a word on patches too.
+        combined = Reader(files.processor_config, "processor_config.json")
+        combined.only("spatial_merge_size", 1)
+        Reader(config, "config.json").only("spatial_merge_size", 1)
+        for theirs in (encoder_patch(config, self._patch), combined.get("patch_size")):
+            if theirs is not None and theirs != self._patch:
+                raise ValueError(f"{files.image_file}: patch_size is not the model's")
 
     def _plan(self, index: int, source: tuple[int, int], size: tuple[int, int]) -> ItemPlan:
         width, height = size

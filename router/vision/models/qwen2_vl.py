@@ -68,16 +68,22 @@ class QwenVision:
         if self.temporal != 2:
             raise ValueError(f"{where}: temporal_patch_size {self.temporal} is not supported")
         self.merge = read.positive("merge_size")
-        size = read.nested("size")
-        # The older spelling wins where both stand, as it does in the reference.
-        self.min_pixels = _either(read, "min_pixels", size, "shortest_edge")
-        self.max_pixels = _either(read, "max_pixels", size, "longest_edge")
+        self.min_pixels, self.max_pixels = self._bounds(read)
         if self.min_pixels > self.max_pixels:
             raise ValueError(f"{where}: the smallest size is over the largest")
         read.only("do_resize", True)
         read.only("resample", 3)
         self.normalization = read.normalization()
         self.read = read
+
+    def _bounds(self, read: Reader) -> tuple[int, int]:
+        """The least and the most pixels."""
+        size = read.nested("size")
+        # The older spelling wins where both stand, as it does in the reference.
+        return (
+            _either(read, "min_pixels", size, "shortest_edge"),
+            _either(read, "max_pixels", size, "longest_edge"),
+        )
 
     @property
     def factor(self) -> int:
@@ -129,24 +135,25 @@ class QwenVision:
 class QwenVideo(QwenVision):
     """A video processor: frame sampling and a pixel budget besides."""
 
-    def __init__(self, settings: Settings, where: str, max_video_tokens: int) -> None:
+    # What the processor's class sets where the file says nothing.
+    most_tokens = 128_000
+
+    def __init__(self, settings: Settings, where: str) -> None:
         super().__init__(settings, where)
         self.sampling = Sampling.read(self.read)
         self.capped = self.read.switch("cap_pixels_per_frame", default=False)
-        self.max_tokens = self.read.positive("max_video_tokens", max_video_tokens)
-        self.read.get("num_frames")
+        self.max_tokens = self.read.positive("max_video_tokens", self.most_tokens)
 
 
 class Qwen2VL(ModelSpec):
     """Images and videos of Qwen2-VL checkpoints."""
 
     family = "qwen2_vl"
-    # What the processor's class sets where the file says nothing.
-    max_video_tokens = 128_000
+    video_settings: type[QwenVideo] = QwenVideo
 
     def __init__(self, files: ModelFiles) -> None:
         config, tokens = files.config, files.token_ids
-        self._image = QwenVision(files.preprocessor_config, "preprocessor_config.json")
+        self._image = QwenVision(files.preprocessor_config, files.image_file)
         self.normalization = self._image.normalization
         self.warnings = self._image.read.warnings()
         image = model_token(config, tokens, "image_token_id", "<|image_pad|>")
@@ -158,9 +165,11 @@ class Qwen2VL(ModelSpec):
             self.anchor_ids = {"image": image, "video": video}
         self._video: QwenVideo | None = None
         if files.video_preprocessor_config:
-            where = "video_preprocessor_config.json"
-            self._video = QwenVideo(files.video_preprocessor_config, where, self.max_video_tokens)
-            self.warnings += self._video.read.warnings()
+            self._video = self.video_settings(files.video_preprocessor_config, files.video_file)
+            self.video_normalization = self._video.normalization
+            # One file may be that of both processors.
+            told = (*self.warnings, *self._video.read.warnings())
+            self.warnings = tuple(dict.fromkeys(told))
             self.modalities = frozenset(self.anchor_ids)
         self._check_against_model(config)
         self.placeholder_ids = self.anchor_ids
@@ -235,13 +244,13 @@ class Qwen2VL(ModelSpec):
         rate = fps or UNKNOWN_FPS
         frames = self._sample(vision, total_frames, rate, sample_fps)
         if len(frames) < vision.temporal:
+            least = max(vision.temporal, vision.sampling.num_frames)
             raise Fault.of_item(
                 Reason.MEDIA_FORMAT_UNSUPPORTED,
                 index,
-                f"a video of {total_frames} frames is too short, the model takes at least "
-                f"{vision.temporal}",
+                f"a video of {total_frames} frames is too short, the model takes at least {least}",
                 frames=total_frames,
-                limit=vision.temporal,
+                limit=least,
             )
         check_aspect_ratio(width, height, index)
         hints = []

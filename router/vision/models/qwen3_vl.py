@@ -14,7 +14,7 @@ import numpy.typing as npt
 from router.vision.files import ModelFiles
 from router.vision.models.qwen2_vl import Qwen2VL, QwenVideo
 from router.vision.plan import ItemPlan, Modality, Replacement
-from router.vision.settings import model_token
+from router.vision.settings import Reader, model_token
 
 
 def smart_resize_video(
@@ -47,11 +47,23 @@ def smart_resize_video(
     return new_height, new_width
 
 
+class Qwen3Video(QwenVideo):
+    """A video processor that has no older spelling of its pixel bounds."""
+
+    most_tokens = 768
+
+    def _bounds(self, read: Reader) -> tuple[int, int]:
+        if read.get("size") is None:  # what the reference's class sets
+            return 131_072, 786_432
+        size = read.nested("size")
+        return size.positive("shortest_edge"), size.positive("longest_edge")
+
+
 class Qwen3VL(Qwen2VL):
     """Images and videos of Qwen3-VL checkpoints."""
 
     family = "qwen3_vl"
-    max_video_tokens = 768
+    video_settings = Qwen3Video
 
     def __init__(self, files: ModelFiles) -> None:
         super().__init__(files)

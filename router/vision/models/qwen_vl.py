@@ -25,7 +25,7 @@ class QwenVL(SquareSpec):
     def __init__(self, files: ModelFiles, rule: Rule = "pillow13") -> None:
         config, tokens = files.config, files.token_ids
         super().__init__(model_token({}, tokens, "", "<imgpad>"), "<img><imgpad></img>")
-        read = Reader(files.preprocessor_config, "preprocessor_config.json")
+        read = Reader(files.preprocessor_config, files.image_file)
         side = config_value(config, "visual", "image_size")
         self._side = side if isinstance(side, int) else read.positive("image_size", 448)
         queries = config_value(config, "visual", "n_queries")
