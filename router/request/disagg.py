@@ -20,8 +20,9 @@ from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.policy.base import RoutingView
 from router.request import failure, relay
+from router.request.attempt import Attempt, Journey, Order
 from router.request.constraint import WireConstraint
-from router.request.dispatch import Attempt, Dispatcher, Journey, Once, Order
+from router.request.dispatch import Dispatcher, Once
 from router.request.failure import PassThrough
 from router.request.legs import (
     BOOTSTRAP_LABEL,

@@ -14,7 +14,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 import grpc
 
@@ -25,111 +25,27 @@ from router.fleet.worker import Lease, Outgoing, Worker, WorkerState
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.observe.tracing import Tracing
-from router.policy.base import RoutingView
 from router.policy.models import Policies
 from router.prefix.learn import References, Watch
 from router.request import failure
 from router.request.admission import draining
+from router.request.attempt import Attempt, Journey, Order, Running
 from router.request.constraint import WireConstraint
 from router.request.relay import AttemptFailed, Limits, Progress, being_cancelled, connect
 from router.request.retry import Attempts, RetryBudget, RetrySettings
 from router.request.select import OverloadRule, Survey, select, survey
 from router.request.shm import SharedMemory
 from router.vision.tensors import Batch
-from router.wire import ENGINE_SERVICE, common, engine
+from router.wire import ENGINE_SERVICE, common
 
 _log = get_logger("request")
 
 # Makes the ids of this process' attempts its own.
 _PROCESS = secrets.token_hex(6)
 _CUT = "the router stopped before the request was done"
-_ABORT_TIMEOUT = 2.0
 _SHOWN_ID = 128
 # How often it is looked whether a worker has become available, in seconds.
 _LOOK_AGAIN = 0.05
-
-
-@dataclass
-class Attempt:
-    """One call of one worker, on a lease. `id` is the request id that the worker sees.
-
-    `aborted` says that the worker was asked to end it. `headers` go to the
-    worker as metadata. `on_break` hears of a failure after the first output,
-    and may make it one that another worker can go on from.
-    """
-
-    lease: Lease
-    id: str
-    deadline: float
-    progress: Progress = field(default_factory=Progress)
-    aborted: bool = False
-    headers: tuple[tuple[str, str], ...] = ()
-    method: str = "Generate"
-    on_break: Callable[[AttemptFailed], None] | None = None
-    was_cut: bool = False
-
-    @property
-    def worker(self) -> Worker:
-        return self.lease.worker
-
-    async def cut(self) -> None:
-        """Ends the request for the router's own sake: the client is told so, and the worker."""
-        self.was_cut = True
-        await self.tell_abort()
-
-    def time_left(self) -> float:
-        """Seconds until the request's deadline, at least a little."""
-        return max(0.001, self.deadline - asyncio.get_running_loop().time())
-
-    async def tell_abort(self) -> None:
-        """Asks the worker to end the request; a worker that cannot be asked has ended it."""
-        self.aborted = True
-        try:
-            await self.worker.stub.Abort(
-                engine.AbortRequest(request_ids=[self.id]), timeout=_ABORT_TIMEOUT
-            )
-        except grpc.aio.AioRpcError as error:
-            _log.warning("abort_failed", worker=self.worker.address, code=error.code().name)
-        except (asyncio.CancelledError, grpc.aio.UsageError):
-            # The channel was closed under the call: the worker is gone, and the request with it.
-            if being_cancelled():
-                raise
-
-
-@dataclass(frozen=True)
-class Order:
-    """A prepared request on its way. `deadline` is loop time.
-
-    `references` are media whose names at the worker may be learned.
-    """
-
-    request_id: str
-    constraint: WireConstraint
-    view: RoutingView
-    deadline: float
-    remote_media: bool = False
-    method: str = "Generate"
-    references: References | None = None
-
-    def grown_by(self, tokens: int) -> Order:
-        """The same order for a prompt that is longer by so many tokens."""
-        if not tokens:
-            return self
-        known = self.constraint.prompt_tokens
-        return replace(
-            self,
-            constraint=replace(self.constraint, prompt_tokens=known + tokens if known else 0),
-            view=replace(self.view, prompt_tokens=self.view.prompt_tokens + tokens),
-        )
-
-
-@dataclass
-class Journey:
-    """What became of an order, for logs, metrics and the client's trailing metadata."""
-
-    attempts: int = 0
-    worker: str = ""
-    progress: Progress = field(default_factory=Progress)
 
 
 Exchange = Callable[[Attempt], Awaitable[None]]
@@ -141,28 +57,6 @@ WatchReferences = Callable[[Worker, References], Watch | None]
 Once = Callable[
     ["Order", frozenset[Worker]], Awaitable[tuple[AttemptFailed | None, frozenset[Worker]]]
 ]
-
-
-@dataclass
-class Running:
-    """Which attempts serve which client's request id now, so that Abort can reach them."""
-
-    _attempts: dict[str, list[Attempt]] = field(default_factory=dict)
-
-    def add(self, request_id: str, attempt: Attempt) -> None:
-        self._attempts.setdefault(request_id, []).append(attempt)
-
-    def remove(self, request_id: str, attempt: Attempt) -> None:
-        attempts = self._attempts[request_id]
-        attempts.remove(attempt)
-        if not attempts:
-            del self._attempts[request_id]
-
-    def of(self, request_id: str) -> list[Attempt]:
-        return list(self._attempts.get(request_id, ()))
-
-    def all(self) -> list[Attempt]:
-        return [attempt for attempts in self._attempts.values() for attempt in attempts]
 
 
 @dataclass(frozen=True)

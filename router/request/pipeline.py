@@ -17,10 +17,11 @@ from router.policy.base import RoutingView
 from router.request import migrate, relay
 from router.request.active import Aborted, ActiveRequests
 from router.request.admission import Admission
+from router.request.attempt import Attempt, Order
 from router.request.constraint import WireConstraint
 from router.request.decide import Decided, Decider
 from router.request.disagg import Exchange, Pairs
-from router.request.dispatch import Attempt, Dispatcher, Order, unary
+from router.request.dispatch import Dispatcher, unary
 from router.request.prepare import Admit, Preparer
 from router.request.prepared import Prepared
 from router.request.ready import Ready

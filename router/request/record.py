@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from router.observe.metrics import UNKNOWN_MODEL
-from router.request.dispatch import Journey
+from router.request.attempt import Journey
 from router.request.resolve import Resolution
 
 
