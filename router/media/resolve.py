@@ -21,8 +21,30 @@ from router.media.url import MediaUrl
 Address = IPv4Address | IPv6Address
 Lookup = Callable[[str, int], Sequence[str]]
 
-# Beyond what `ipaddress` calls private: carrier-grade NAT and the 6to4 relays.
-_V4_REFUSED = (IPv4Network("100.64.0.0/10"), IPv4Network("192.88.99.0/24"))
+# All of them by name, because what `ipaddress` calls private differs between
+# releases of Python. The last one is public by number, but it is the agent
+# that every Azure host offers its guests, and answers nobody else.
+_V4_REFUSED = tuple(
+    IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # carrier-grade NAT
+        "127.0.0.0/8",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.0.0.0/24",  # protocol assignments; clouds put metadata services there
+        "192.0.2.0/24",
+        "192.88.99.0/24",  # 6to4 relays
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+        "168.63.129.16/32",
+    )
+)
 # Only global unicast space is public; within it, special purposes, Teredo,
 # documentation and 6to4, which carry an IPv4 address of anyone's choice.
 _V6_PUBLIC = IPv6Network("2000::/3")
@@ -52,15 +74,7 @@ class HostSilent(Exception):
 def is_public(address: Address) -> bool:
     """Whether the address lies on the public Internet (IANA special-purpose registries)."""
     if isinstance(address, IPv4Address):
-        return not (
-            address.is_private
-            or address.is_loopback
-            or address.is_link_local
-            or address.is_multicast
-            or address.is_reserved
-            or address.is_unspecified
-            or any(address in network for network in _V4_REFUSED)
-        )
+        return not any(address in network for network in _V4_REFUSED)
     # Mapped (::ffff:0:0/96), NAT64 (64:ff9b::/96), unique local, link-local and
     # multicast addresses all lie outside 2000::/3.
     return address in _V6_PUBLIC and not any(address in network for network in _V6_REFUSED)
