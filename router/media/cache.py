@@ -71,13 +71,8 @@ class UrlCache:
         another one's download failed.
         """
         self._fetcher.judge(url, index)
-        kept = self._kept(url)
-        if (
-            kept is not None
-            and kept.dialled == url.dialled
-            and self._clock() < kept.fresh_until
-            and len(kept.data) <= max_bytes
-        ):
+        kept = self._kept(url, max_bytes)
+        if kept is not None and kept.dialled == url.dialled and self._clock() < kept.fresh_until:
             self.counters.hits += 1
             return await self._reserved(kept.data, index)
         self.counters.misses += 1
@@ -129,8 +124,9 @@ class UrlCache:
             raise
         return Held(data, reservation)
 
-    def _kept(self, url: MediaUrl) -> _Kept | None:
-        return cast("_Kept | None", self._store.get(_key(url)))
+    def _kept(self, url: MediaUrl, max_bytes: int) -> _Kept | None:
+        kept = cast("_Kept | None", self._store.get(_key(url)))
+        return kept if kept is None or len(kept.data) <= max_bytes else None
 
     def _keep(self, url: MediaUrl, data: bytes, response: Response, kept: _Kept | None) -> None:
         freshness = _freshness(response.cache_control, response.age)
@@ -142,7 +138,7 @@ class UrlCache:
             # only in a digest.
             freshness, validators = min(freshness, 0.0), _digest_only(validators)
         usable = freshness > 0 or validators.etag or validators.last_modified
-        if freshness < 0 or not usable:
+        if freshness < 0 or response.single or not usable:
             self._store.discard(_key(url))
             return
         entry = _Kept(data, url.dialled, validators, self._clock() + freshness)

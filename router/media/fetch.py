@@ -52,6 +52,8 @@ class Response:
     cache_control: str = ""
     age: int = 0
     redirected: bool = False
+    # `Vary: *`: it depends on more than the request, so it answers no other one.
+    single: bool = False
 
 
 class Fetcher:
@@ -269,9 +271,15 @@ def _response(data: bytes | None, response: aiohttp.ClientResponse) -> Response:
     return Response(
         data,
         Validators(headers.get("ETag"), headers.get("Last-Modified")),
-        cache_control=headers.get("Cache-Control", ""),
+        cache_control=_joined(response, "Cache-Control"),
         age=int(age) if age.isascii() and age.isdigit() else 0,
+        single="*" in (part.strip() for part in _joined(response, "Vary").split(",")),
     )
+
+
+def _joined(response: aiohttp.ClientResponse, name: str) -> str:
+    """A header that is a list, whose parts may come in several lines."""
+    return ", ".join(response.headers.getall(name, ()))
 
 
 async def _first(response: aiohttp.ClientResponse, nbytes: int) -> bytes:

@@ -34,9 +34,9 @@ class Cache:
         self.fetcher = Fetcher(FetchLimits(retries=0), resolver)
         self.urls = UrlCache(self.store, self.fetcher, self.budget, clock=lambda: self.now)
 
-    async def get(self, url: str, *, index: int = 0) -> bytes:
+    async def get(self, url: str, *, index: int = 0, max_bytes: int = 10_000) -> bytes:
         download = await self.urls.get(
-            parse(url, index=index), index=index, max_bytes=10_000, timeout=20
+            parse(url, index=index), index=index, max_bytes=max_bytes, timeout=20
         )
         assert self.budget.used.nbytes >= len(download.data)
         download.reservation.release()
@@ -107,6 +107,45 @@ async def test_what_may_not_be_kept_is_not_kept(server: Server, cache: Cache, co
     assert len(server.requests) == 2
     assert "if-none-match" not in server.requests[1].headers
     assert len(cache.store) == 0
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Cache-Control: max-age=60\r\nCache-Control: no-store\r\n",
+        b"Cache-Control: max-age=60\r\nVary: *\r\n",
+        b"Cache-Control: max-age=60\r\nVary: Accept\r\nVary: Origin , *\r\n",
+    ],
+)
+async def test_headers_in_several_lines_are_one_list(
+    server: Server, cache: Cache, lines: bytes
+) -> None:
+    length = b"Content-Length: %d\r\n\r\n" % len(BODY)
+    server.routes["/x"] = raw(b"HTTP/1.1 200 OK\r\n" + lines + length + BODY)
+    assert await cache.get(server.url("/x")) == BODY
+    assert await cache.get(server.url("/x")) == BODY
+    assert len(server.requests) == 2
+    assert len(cache.store) == 0
+
+
+async def test_an_answer_that_varies_by_what_we_always_send_alike_is_kept(
+    server: Server, cache: Cache
+) -> None:
+    server.routes["/x"] = fixed(BODY, Cache_Control="max-age=60", Vary="Accept-Encoding, Origin")
+    await cache.get(server.url("/x"))
+    await cache.get(server.url("/x"))
+    assert len(server.requests) == 1
+
+
+async def test_what_is_kept_does_not_stand_in_for_a_download_that_would_be_too_large(
+    server: Server, cache: Cache
+) -> None:
+    server.routes["/x"] = tagged(lambda: DIGEST, lambda: BODY, Cache_Control="no-cache")
+    assert await cache.get(server.url("/x")) == BODY
+    with pytest.raises(Fault) as caught:
+        await cache.get(server.url("/x"), max_bytes=len(BODY) - 1)
+    assert caught.value.reason is Reason.MEDIA_TOO_LARGE
+    assert await cache.get(server.url("/x"), max_bytes=len(BODY)) == BODY
 
 
 async def test_an_answer_without_freshness_or_validator_is_not_kept(
