@@ -173,8 +173,6 @@ def media_limits(settings: Settings) -> MediaLimits:
     return MediaLimits(
         max_image_bytes=image,
         max_pixels=settings.media_max_pixels,
-        # A third more characters than bytes.
-        max_data_url_bytes=max(image, video) // 3 * 4 + 4,
         # Half for files and tensors, half for decoded pixels of 3 bytes each.
         request_bytes=settings.media_request_bytes or settings.media_budget_bytes // 2,
         budget_bytes=settings.media_budget_bytes // 2,

@@ -23,18 +23,32 @@ _MAX_PERCENT_ENCODED = 4 * 1024 * 1024
 def check_length(url: MediaUrl, *, limit: int, index: int) -> int:
     """An upper bound of the decoded size in bytes, from the length alone.
 
-    Raises Fault MEDIA_REF_TOO_LARGE when the payload is longer than `limit`.
+    Raises Fault MEDIA_REF_TOO_LARGE when the payload cannot be `limit` bytes or less.
     """
-    length = len(url.text) - url.payload_start
-    if length > limit:
+    text, start = url.text, url.payload_start
+    length = len(text) - start
+    most = length // 4 * 3 + 3 if url.base64 else length
+    if most > limit:
+        # An escape is three characters for one.
+        escapes = text.count("%", start)
+        least = length - 2 * escapes
+        if url.base64:
+            padding = 2 if escapes else text[-2:].count("=")
+            least = least // 4 * 3 - padding
+        check_size(least, limit=limit, index=index)
+    return most
+
+
+def check_size(size: int, *, limit: int, index: int) -> None:
+    """Raises Fault MEDIA_REF_TOO_LARGE when a payload of `size` bytes is over `limit`."""
+    if size > limit:
         raise Fault.of_item(
             Reason.MEDIA_REF_TOO_LARGE,
             index,
-            f"the data: URL carries {length} characters, the limit is {limit}",
-            size=length,
+            f"the data: URL carries {size} bytes, the limit is {limit}",
+            size=size,
             limit=limit,
         )
-    return length // 4 * 3 + 3 if url.base64 else length
 
 
 def is_plain_base64(url: MediaUrl) -> bool:

@@ -61,8 +61,6 @@ class MediaLimits:
 
     max_image_bytes: int = 256 * MIB
     max_pixels: int = WORKER_MAX_PIXELS
-    # Characters of a whole data: URL; a third more than the bytes it carries.
-    max_data_url_bytes: int = 64 * MIB
     request_bytes: int = 512 * MIB
     request_pixels: int = 2 * WORKER_MAX_PIXELS
     budget_bytes: int = 2048 * MIB

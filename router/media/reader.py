@@ -77,9 +77,10 @@ class Reader:
             )
         url = parse(source.url, index=index)
         if url.scheme == "data":
-            dataurl.check_length(url, limit=self._limits.max_data_url_bytes, index=index)
+            limit = self._max_bytes(source)
+            dataurl.check_length(url, limit=limit, index=index)
             data = await self._decode(url, index)
-            _check_size(len(data), self._max_bytes(source), index)
+            dataurl.check_size(len(data), limit=limit, index=index)
             size = None
             if source.modality == "image":
                 limits = self._limits
@@ -143,10 +144,11 @@ class Reader:
     async def _data_url(
         self, url: MediaUrl, source: MediaSource, index: int, reservation: Reservation
     ) -> bytes:
-        bound = dataurl.check_length(url, limit=self._limits.max_data_url_bytes, index=index)
+        limit = self._max_bytes(source)
+        bound = dataurl.check_length(url, limit=limit, index=index)
         await reservation.grow(Amount(nbytes=bound), index=index)
         data = await self._decode(url, index, reservation)
-        _check_size(len(data), self._max_bytes(source), index)
+        dataurl.check_size(len(data), limit=limit, index=index)
         reservation.shrink_to(Amount(nbytes=len(data)))
         return data
 

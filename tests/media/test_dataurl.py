@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Callable
 from urllib.parse import quote
 
 import pytest
@@ -58,11 +59,39 @@ def test_a_header_without_comma_is_refused() -> None:
 
 
 def test_the_length_is_judged_before_anything_is_decoded() -> None:
-    url = parse("data:image/png;base64," + "!" * 1001, index=2)
+    url = parse("data:image/png;base64," + "!" * 1340, index=2)
     with pytest.raises(Fault) as caught:
         dataurl.check_length(url, limit=1000, index=2)
     assert caught.value.reason is Reason.MEDIA_REF_TOO_LARGE
-    assert caught.value.metadata == {"index": "2", "size": "1001", "limit": "1000"}
+    assert caught.value.metadata == {"index": "2", "size": "1005", "limit": "1000"}
+
+
+@pytest.mark.parametrize("size", [998, 999, 1000])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda data: "data:;base64," + base64.b64encode(data).decode(),
+        lambda data: "data:," + "".join(f"%{byte:02x}" for byte in data),
+        lambda data: "data:," + "a" * len(data),
+    ],
+    ids=["base64", "escaped", "plain"],
+)
+def test_the_limit_is_of_bytes_however_they_are_written(
+    size: int, write: Callable[[bytes], str]
+) -> None:
+    url = parse(write(b"\xff" * size), index=0)
+    assert dataurl.check_length(url, limit=size, index=0) >= size
+    with pytest.raises(Fault) as caught:
+        dataurl.check_length(url, limit=size - 1, index=0)
+    assert caught.value.reason is Reason.MEDIA_REF_TOO_LARGE
+    assert caught.value.metadata == {"index": "0", "size": str(size), "limit": str(size - 1)}
+
+
+def test_escaped_base64_at_the_limit_is_let_through() -> None:
+    text = base64.b64encode(b"\xff" * 1000).decode()
+    url = parse("data:;base64," + quote(text, safe=""), index=0)
+    assert "%3D" in url.text
+    assert dataurl.check_length(url, limit=1000, index=0) >= 1000
 
 
 def test_a_long_payload_survives_the_slicing() -> None:

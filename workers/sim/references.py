@@ -166,7 +166,6 @@ def _spec(options: SimOptions, files: Mapping[str, bytes]) -> ModelSpec:
 
 def _limits(options: SimOptions) -> MediaLimits:
     return MediaLimits(
-        max_data_url_bytes=512 * MIB,
         request_bytes=4096 * MIB,
         request_pixels=1 << 40,
         budget_bytes=4096 * MIB,
