@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -267,6 +268,40 @@ async def _end(app: App, running: asyncio.Task[None]) -> None:
     gc.unfreeze()
     if not running.cancelled():
         running.result()
+
+
+# -- Workers
+
+
+@contextmanager
+def nobody_at(count: int = 1) -> Iterator[list[str]]:
+    """Addresses of this host where nobody listens, and where nobody else can begin to.
+
+    A simulated worker of the test's own may.
+    """
+    with ExitStack() as stack:
+        addresses = []
+        for _ in range(count):
+            held = stack.enter_context(socket.socket())
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+            addresses.append(f"127.0.0.1:{held.getsockname()[1]}")
+        yield addresses
+
+
+def hold_answers(worker: SimWorker) -> asyncio.Event:
+    """From now on each of a worker's answers waits behind its first chunk for the event,
+    and then goes on to its own end.
+    """
+    go_on, meet = asyncio.Event(), worker.engine._meet
+
+    async def held(job: Any, trouble: Any, chunks: int) -> None:
+        if chunks:
+            await go_on.wait()
+        await meet(job, trouble, chunks)
+
+    worker.engine._meet = held  # type: ignore[method-assign]
+    return go_on
 
 
 # -- Requests

@@ -1,12 +1,14 @@
-"""A router that a test does not care to configure."""
+"""A router that a test does not care to configure, and what all of them need."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.serving import Serving, serving
+from router.media import sizes
+from tests.serving import PATIENCE, Serving, serving
 from workers.sim import SimOptions
 
 
@@ -15,3 +17,10 @@ async def served() -> AsyncIterator[Serving]:
     """A router in front of one ordinary worker."""
     async with serving(SimOptions()) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def patient_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes of pictures are waited for, however slow the machine that tells them."""
+    patient = functools.partial(sizes.SizeLimits, patience=PATIENCE)
+    monkeypatch.setattr(sizes, "SizeLimits", patient)

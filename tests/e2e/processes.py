@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.serving import eventually
 
-START = 60.0
+START = 120.0
 
 
 @dataclass
@@ -24,6 +24,7 @@ class Running:
     process: asyncio.subprocess.Process
     address: str = ""
     lines: list[dict[str, Any]] = field(default_factory=list)
+    reading: asyncio.Task[None] | None = None
 
     def events(self, name: str) -> list[dict[str, Any]]:
         return [line for line in self.lines if line.get("event") == name]
@@ -35,10 +36,13 @@ class Running:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    async def ended(self, timeout: float = 30.0) -> int:
-        """Waits for its end; the exit code."""
+    async def ended(self, timeout: float = 60.0) -> int:
+        """Waits for its end, and for all that it has logged; the exit code."""
         async with asyncio.timeout(timeout):
-            return await self.process.wait()
+            code = await self.process.wait()
+            if self.reading is not None:
+                await asyncio.wait([self.reading])
+            return code
 
 
 @asynccontextmanager
@@ -51,7 +55,7 @@ async def mmrouter(*args: str, start: float = START) -> AsyncIterator[Running]:
         stderr=asyncio.subprocess.PIPE,
     )
     running = Running(process)
-    reading = asyncio.create_task(_read_log(running))
+    running.reading = asyncio.create_task(_read_log(running))
     try:
         assert process.stdout is not None
         async with asyncio.timeout(start):
@@ -64,7 +68,7 @@ async def mmrouter(*args: str, start: float = START) -> AsyncIterator[Running]:
         if process.returncode is None:
             process.kill()
         await process.wait()
-        await reading
+        await running.reading
 
 
 async def _read_log(running: Running) -> None:

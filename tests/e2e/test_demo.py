@@ -3,10 +3,16 @@
 import os
 import signal
 import subprocess
+import time
 import uuid
 from pathlib import Path
 
 import pytest
+
+from tests.serving import PATIENCE
+
+# Three commands start here, and the kernels may have to be compiled.
+pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[2]
 DEMO = str(ROOT / "scripts" / "demo")
@@ -32,14 +38,24 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
+def all_have_ended(mark: str) -> bool:
+    """Whether they all end: one that was killed may be there for a moment yet."""
+    until = time.monotonic() + PATIENCE
+    while processes_with(mark):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
 def test_one_photo_gets_the_same_answer_both_ways(mark: str) -> None:
-    demo = subprocess.run([DEMO], capture_output=True, text=True, timeout=110, check=False)
+    demo = subprocess.run([DEMO], capture_output=True, text=True, timeout=550, check=False)
     assert demo.returncode == 0, demo.stderr
     assert "processed in the router (auto_none)" in demo.stdout
     assert "processed in the worker (auto_uniform)" in demo.stdout
     assert "640x480" in demo.stdout
     assert demo.stdout.endswith("The same answer, token for token.\n")
-    assert processes_with(mark) == []
+    assert all_have_ended(mark)
 
 
 def test_serving_ends_with_everything_it_started(
@@ -53,7 +69,7 @@ def test_serving_ends_with_everything_it_started(
         assert len(processes_with(mark)) >= 4, "the script, two workers and a router"
         demo.send_signal(signal.SIGTERM)
         assert demo.wait(timeout=60) == 143
-    assert processes_with(mark) == []
+    assert all_have_ended(mark)
 
 
 def test_an_unknown_argument_is_a_usage_error() -> None:

@@ -20,6 +20,8 @@ from tests.serving import (
     Refusal,
     completes,
     eventually,
+    hold_answers,
+    nobody_at,
     refusal_of,
     serving,
     streamed,
@@ -66,13 +68,10 @@ async def to_the_end(call: Any) -> tuple[list[Any], Refusal | None]:
     return read, None
 
 
-# Lasts a second or so, and ends by itself.
-SLOW = SimOptions(time_per_output_token=0.01)
-
-
 async def test_a_drained_worker_finishes_its_streams_and_leaves_no_socket() -> None:
-    async with serving(SLOW, SimOptions()) as served:
+    async with serving(SimOptions(), SimOptions()) as served:
         first, second = served.worker(0), served.worker(1)
+        go_on = hold_answers(served.workers[0])
         streams = [served.stub.Generate(streamed("x"), timeout=30) for _ in range(6)]
         running = [asyncio.create_task(drained(stream)) for stream in streams]
         await eventually(lambda: served.workers[0].stats.live == 3)
@@ -81,6 +80,8 @@ async def test_a_drained_worker_finishes_its_streams_and_leaves_no_socket() -> N
         for _ in range(4):
             await served.generate(tokenized("y"))
         assert served.workers[0].stats.calls["Generate"] == taken
+        assert served.workers[0].stats.live == 3
+        go_on.set()
         for task in running:
             assert len(completes(await task)) == 1
         await eventually(lambda: first.state is WorkerState.GONE)
@@ -155,36 +156,34 @@ async def test_a_fleet_that_follows_its_file(tmp_path: Path) -> None:
 
 
 async def test_a_static_list_outlives_workers_that_are_down_at_the_start() -> None:
-    ends: list[SimWorker] = [SimWorker(), SimWorker()]
-    addresses = [await worker.start("127.0.0.1:0") for worker in ends]
-    for worker in ends:
-        await worker.stop(0)
-    async with serving(*addresses, ready=False) as served:
-        assert await served.health(ENGINE_SERVICE) == NOT_SERVING
-        refused = await served.refusal(tokenized("x"))
-        assert (refused.code, refused.reason) == (
-            grpc.StatusCode.UNAVAILABLE,
-            "NO_AVAILABLE_WORKER",
-        )
-        late = SimWorker()
-        await late.start(addresses[1])
-        try:
-            await eventually(lambda: served.app.registry.routable)
-            assert await served.say(tokenized("x"))
-            assert len(served.app.registry) == 2
-        finally:
-            await late.stop(0)
+    with nobody_at(2) as addresses:
+        async with serving(*addresses, ready=False) as served:
+            assert await served.health(ENGINE_SERVICE) == NOT_SERVING
+            refused = await served.refusal(tokenized("x"))
+            assert (refused.code, refused.reason) == (
+                grpc.StatusCode.UNAVAILABLE,
+                "NO_AVAILABLE_WORKER",
+            )
+            late = SimWorker()
+            await late.start(addresses[1])
+            try:
+                await eventually(lambda: served.app.registry.routable)
+                assert await served.say(tokenized("x"))
+                assert len(served.app.registry) == 2
+            finally:
+                await late.stop(0)
 
 
 # -- The router itself
 
 
 async def test_a_stopping_router_says_so_first_and_finishes_what_runs() -> None:
-    worker = SimWorker(SimOptions(time_per_output_token=0.05))
+    worker = SimWorker()
     await worker.start("127.0.0.1:0")
+    go_on = hold_answers(worker)
     try:
         async with (
-            router("--worker", worker.address, "--drain-timeout", "20s") as running,
+            router("--worker", worker.address, "--drain-timeout", "1h") as running,
             grpc.aio.insecure_channel(running.address) as channel,
             aiohttp.ClientSession() as web,
         ):
@@ -193,7 +192,7 @@ async def test_a_stopping_router_says_so_first_and_finishes_what_runs() -> None:
             watch = health.Watch(health_pb2.HealthCheckRequest(service=ENGINE_SERVICE))
             while (await watch.read()).status != SERVING:
                 pass
-            stream = stub.Generate(streamed("x"), timeout=30)
+            stream = stub.Generate(streamed("x"), timeout=60)
             first = await stream.read()
             running.send(signal.SIGTERM)
             assert (await watch.read()).status == NOT_SERVING
@@ -206,6 +205,7 @@ async def test_a_stopping_router_says_so_first_and_finishes_what_runs() -> None:
             refused = await refusal_of(drained(stub.Generate(tokenized("y"), timeout=30)))
             assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
             assert refused.retry_after is not None
+            go_on.set()
             rest = await drained(stream)
             assert len(completes([first, *rest])) == 1
             assert await running.ended() == 0

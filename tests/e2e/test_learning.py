@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 from router.prefix import learn
 from router.wire import admin, common, engine
 from tests.e2e.pairs import decoding, prefilling
-from tests.media.server import Server, fixed, running
+from tests.media.server import Answer, Request, Server, fixed, running
 from tests.serving import (
     MODEL,
     PICTURE,
@@ -132,13 +133,26 @@ async def test_another_picture_of_the_size_never_matches() -> None:
 
 
 async def test_pictures_that_run_at_once_with_the_same_words_are_not_mixed_up() -> None:
-    slow = SimOptions(prefill_rate=400.0)
-    async with learning(slow) as (served, host):
-        host.routes["/one.png"] = fixed(image("grey_203x151.png"))
-        host.routes["/two.png"] = fixed(image("palette_203x151.png"))
+    both_there = asyncio.Event()
+
+    def held(name: str) -> Answer:
+        whole = fixed(image(name))
+
+        async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+            # Sizes are told at once, the whole file when both requests are at the worker.
+            if "range" not in request.headers:
+                await both_there.wait()
+            await whole(request, writer)
+
+        return answer
+
+    async with learning(SimOptions()) as (served, host):
+        host.routes["/one.png"] = held("grey_203x151.png")
+        host.routes["/two.png"] = held("palette_203x151.png")
         both = [seeing(PICTURE, host.url(path)) for path in ("/one.png", "/two.png")]
-        calls = [served.stub.Generate(request, timeout=15) for request in both]
-        await eventually(lambda: served.worker().load.in_flight == 2)
+        calls = [served.stub.Generate(request, timeout=60) for request in both]
+        await eventually(lambda: served.workers[0].stats.live == 2)
+        both_there.set()
         for call in calls:
             async for _ in call:
                 pass

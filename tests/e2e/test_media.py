@@ -176,7 +176,8 @@ async def test_tensors_of_clients_are_in_the_budget_until_their_first_output() -
         asked.tokenized.input_ids.extend(encode("[[sim: hang-after-chunks=1]]"))
         call = served.stub.Generate(asked, timeout=60)
         await call.read()
-        assert served.metric(used) == 0
+        await eventually(lambda: served.metric(used) == 0)
+        assert served.worker().load.in_flight == 1
         call.cancel()
         await served.at_rest()
 

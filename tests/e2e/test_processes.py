@@ -23,7 +23,7 @@ from router.wire import admin, engine
 from router.wire.router_pb2_grpc import RouterAdminStub
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 from tests.e2e.processes import Running, mmrouter
-from tests.serving import completes, eventually, streamed, tokenized
+from tests.serving import completes, eventually, hold_answers, streamed, tokenized
 from workers.sim import SimOptions, SimWorker
 
 # Starts, replacements and what they depend on; seconds on a machine at rest.
@@ -155,10 +155,9 @@ def folder_of(pid: int) -> Path:
 
 
 async def test_two_processes_are_one_router() -> None:
-    slow = SimOptions(time_per_output_token=0.2)
     async with (
-        simulated(slow, slow) as (first, second),
-        supervised("--worker", first.address, "--drain-timeout", "20s") as router,
+        simulated(SimOptions(), SimOptions()) as (first, second),
+        supervised("--worker", first.address, "--drain-timeout", "1h") as router,
     ):
         for channel in router.channels.values():
             await router.ask(channel)
@@ -191,13 +190,15 @@ async def test_two_processes_are_one_router() -> None:
         # One is done at once, the other gets the time that it needs.
         folder = folder_of(await router.pid(0))
         assert len(list(folder.iterdir())) == 4
-        stream = stubs[1].Generate(streamed("x", max_tokens=40), timeout=60)
+        go_on = hold_answers(first)
+        stream = stubs[1].Generate(streamed("x", max_tokens=40), timeout=200)
         first_output = await stream.read()
         idle = await router.pid(0)
         router.running.send(signal.SIGTERM)
         await router.until("/readyz", lambda *told: told == (503, "the router is stopping\n"))
         await eventually(lambda: not alive(idle))
         assert not stream.done(), "it lasts until the other has ended"
+        go_on.set()
         assert len(completes([first_output, *await rest_of(stream)])) == 1
         assert await router.running.ended() == 0
         assert not folder.exists()

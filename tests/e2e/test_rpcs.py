@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-import socket
 import zipfile
 from collections.abc import AsyncIterator
 from typing import Any
@@ -22,6 +21,7 @@ from tests.serving import (
     Serving,
     data_url,
     eventually,
+    nobody_at,
     refusal_of,
     seeing,
     serving,
@@ -247,24 +247,27 @@ async def test_an_unknown_method_is_unimplemented(served: Serving) -> None:
 
 
 async def test_a_worker_whose_metadata_fail_is_pending_until_they_can_be_read() -> None:
-    options = SimOptions(faults=("GetServerInfo: 3*fail=INTERNAL",))
+    options = SimOptions(faults=("GetServerInfo: fail=INTERNAL",))
     async with serving(options, ready=False) as served:
         sim = served.workers[0]
         refused = await served.refusal(tokenized("x"))
         assert refused.reason == "NO_AVAILABLE_WORKER"
         assert refused.about == {"registered": "1", "pending": "1"}
         assert sim.stats.calls["Generate"] == 0
+        await eventually(lambda: sim.stats.calls["GetServerInfo"] >= 3)
+        assert served.worker().state.value == "pending"
+        sim.troubles.clear()
         await served.ready()
-        assert sim.stats.calls["GetServerInfo"] >= 4
         await served.generate(tokenized("x"))
 
 
 async def test_a_worker_that_does_not_serve_yet_gets_nothing() -> None:
-    async with serving(SimOptions(warmup=0.5), SimOptions(), ready=False) as served:
+    async with serving(SimOptions(warmup=3600), SimOptions(), ready=False) as served:
         await eventually(lambda: served.worker(1).state.value == "ready")
         for _ in range(4):
             await served.generate(tokenized("x"))
         assert served.workers[0].stats.calls["Generate"] == 0
+        await served.workers[0].set_serving(True)
         await served.ready()
         for _ in range(2):
             await served.generate(tokenized("x"))
@@ -272,24 +275,24 @@ async def test_a_worker_that_does_not_serve_yet_gets_nothing() -> None:
 
 
 async def test_dead_addresses_at_the_start_do_not_keep_the_router_down() -> None:
-    dead = free_address(), free_address()
-    async with serving(*dead, ready=False) as served:
-        assert await served.health() == SERVING
-        assert await served.health(ENGINE_SERVICE) == NOT_SERVING
-        listed = await served.admin.ListWorkers(admin.ListWorkersRequest(), timeout=10)
-        assert [w.state for w in listed.workers] == [admin.PENDING, admin.PENDING]
-        assert all(w.reason for w in listed.workers)
-        late = SimWorker(SimOptions())
-        await late.start(dead[1])
-        try:
-            await eventually(lambda: served.app.registry.routable)
-            watch = health_pb2_grpc.HealthStub(served.channel).Watch(
-                health_pb2.HealthCheckRequest(service=ENGINE_SERVICE), timeout=10
-            )
-            assert SERVING in [answer.status async for answer in _until(watch, SERVING)]
-            await served.generate(tokenized("x"))
-        finally:
-            await late.stop(0)
+    with nobody_at(2) as dead:
+        async with serving(*dead, ready=False) as served:
+            assert await served.health() == SERVING
+            assert await served.health(ENGINE_SERVICE) == NOT_SERVING
+            listed = await served.admin.ListWorkers(admin.ListWorkersRequest(), timeout=10)
+            assert [w.state for w in listed.workers] == [admin.PENDING, admin.PENDING]
+            assert all(w.reason for w in listed.workers)
+            late = SimWorker(SimOptions())
+            await late.start(dead[1])
+            try:
+                await eventually(lambda: served.app.registry.routable)
+                watch = health_pb2_grpc.HealthStub(served.channel).Watch(
+                    health_pb2.HealthCheckRequest(service=ENGINE_SERVICE), timeout=10
+                )
+                assert SERVING in [answer.status async for answer in _until(watch, SERVING)]
+                await served.generate(tokenized("x"))
+            finally:
+                await late.stop(0)
 
 
 async def _until(watch: Any, status: int) -> AsyncIterator[Any]:
@@ -299,12 +302,6 @@ async def _until(watch: Any, status: int) -> AsyncIterator[Any]:
         if answer.status == status:
             watch.cancel()
             return
-
-
-def free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 async def test_a_worker_that_comes_back_without_a_processor_gets_no_references() -> None:

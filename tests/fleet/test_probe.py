@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable
 
 import grpc
 import pytest
 
+from router.fleet import probe
 from router.fleet.breaker import CallResult
 from router.fleet.health import HealthQuestions
 from router.fleet.worker import Worker, WorkerState
@@ -219,7 +221,9 @@ async def test_an_engine_that_reports_its_own_silence_is_not_used_until_it_speak
         assert lease is not None
         added.load.report_engine(common.EngineLoad(running_requests=1, engine_silence_ms=31_000))
         await eventually(lambda: in_state(added, UNHEALTHY))
-        assert "silent for 31s" in added.state_reason
+        # And for as long as it took to notice.
+        silent = re.search(r"silent for (\d+)s", added.state_reason)
+        assert silent and int(silent[1]) >= 31
         added.load.report_engine(common.EngineLoad(running_requests=1, engine_silence_ms=10))
         await eventually(lambda: in_state(added, READY))
         lease.release(CallResult.SUCCESS)
@@ -297,8 +301,7 @@ async def test_draining_waits_for_what_runs_and_then_closes_the_channel() -> Non
         assert added.state is DRAINING
         lease.release(CallResult.SUCCESS)
         await eventually(lambda: in_state(added, WorkerState.GONE))
-        state = added.channel.get_state()
-        assert state is grpc.ChannelConnectivity.SHUTDOWN
+        await eventually(lambda: added.channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN)
         assert again.state is READY
 
 
@@ -330,7 +333,11 @@ async def test_a_removal_is_finished_when_nobody_waits_for_it_any_more() -> None
         assert len(running.registry) == 0
 
 
-async def test_a_worker_that_refuses_every_request_is_not_asked_again_for_each() -> None:
+async def test_a_worker_that_refuses_every_request_is_not_asked_again_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Longer than this takes, however slow the machine.
+    monkeypatch.setattr(probe, "_REREAD_PAUSE", 3600.0)
     async with sim() as worker, fleet(health_interval=3600) as running:
         added = running.add(worker.address)
         await eventually(lambda: in_state(added, READY))
@@ -338,4 +345,4 @@ async def test_a_worker_that_refuses_every_request_is_not_asked_again_for_each()
         for _ in range(50):
             running.reread(added)
             await added.stub.GetLoads(engine.GetLoadsRequest(), timeout=10)
-        assert worker.stats.calls["GetServerInfo"] <= asked + 2
+        assert worker.stats.calls["GetServerInfo"] == asked

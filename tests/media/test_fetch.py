@@ -316,7 +316,7 @@ async def test_an_endless_body_is_cut_off_at_the_limit(server: Server, client: C
     fault = await client.refused(server.url("/x"), max_bytes=limit)
     assert fault.reason is Reason.MEDIA_TOO_LARGE
     # What is beyond the limit is what the sockets' buffers hold.
-    assert server.sent < limit + 8 * 1024 * 1024
+    assert server.sent < limit + 32 * 1024 * 1024
 
 
 async def test_a_body_without_length_or_end_is_cut_off_at_the_limit(
@@ -474,7 +474,7 @@ async def test_a_silent_name_server_is_a_timeout_and_delays_nobody_else(
         return internet.lookup(host, port)
 
     internet.names |= {"silent.example": ["127.0.0.1"], "fast.example": ["127.0.0.1"]}
-    resolver = OpenLoopback(allow_private=False, timeout=0.2, threads=4, lookup=lookup)
+    resolver = OpenLoopback(allow_private=False, timeout=2, threads=4, lookup=lookup)
     fetcher = Fetcher(FetchLimits(retries=0), resolver)
     client = Client(FetchLimits(), internet)
     client.fetcher = fetcher

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import threading
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from router.faults import Fault, Reason
 from router.media.intake import MediaIntake, MediaSource
@@ -73,17 +75,23 @@ def test_a_child_that_does_not_start_is_our_fault_and_not_the_datas() -> None:
 
 @pytest.fixture
 async def intake() -> AsyncIterator[MediaIntake]:
-    intake = MediaIntake(MediaLimits(worker_threads=1, decode_timeout=0.5))
+    # Many times what an honest file takes, and a small part of what a hostile one does.
+    intake = MediaIntake(MediaLimits(worker_threads=1, decode_timeout=3))
     await intake.warm_up()
     yield intake
     await intake.close()
 
 
 def endless_scans() -> bytes:
-    """A progressive JPEG whose last refinement is repeated until the decoder is worn out."""
-    data = read("portrait_720x1280_prog.jpg")
+    """A progressive JPEG whose last refinement is repeated until the decoder is worn out.
+
+    Each has a few bytes and goes through four megapixels, which takes some milliseconds.
+    """
+    file = io.BytesIO()
+    Image.new("RGB", (2000, 2000), (10, 200, 30)).save(file, "JPEG", progressive=True)
+    data = file.getvalue()
     last = data.rindex(b"\xff\xda")
-    return data[:last] + data[last:-2] * 1000 + data[-2:]
+    return data[:last] + data[last:-2] * 50_000 + data[-2:]
 
 
 async def test_a_jpeg_that_would_take_minutes_is_stopped_and_the_next_file_is_read(

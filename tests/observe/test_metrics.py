@@ -206,7 +206,8 @@ async def test_what_a_worker_does_not_report_has_no_series() -> None:
 
 async def test_a_deadline_is_told_apart_from_a_cancel() -> None:
     async with serving(SimOptions(prefill_rate=1)) as served:
-        error = await served.refusal(tokenized("hello hello hello"), timeout=0.3)
+        # Long enough for the call to come to the router, however slow the machine.
+        error = await served.refusal(tokenized("hello hello hello"), timeout=2)
         assert error.code is grpc.StatusCode.DEADLINE_EXCEEDED
         await served.at_rest()
         (outcome,) = served.outcomes()

@@ -143,10 +143,11 @@ async def test_silence_between_messages_has_the_idle_limit_whenever_it_begins() 
 
 
 async def test_a_client_that_is_slow_to_read_is_no_silent_worker() -> None:
-    limits = Limits(first_output=60, idle=0.5)
+    limits = Limits(first_output=60, idle=2)
+    pauses = [2.2, 0.0]
 
     async def slowly(_: bytes) -> None:
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(pauses.pop(0))
 
     # What came while the client was slow does not count as silence afterwards either.
     await relayed(Call(chunk(1), 0.1, complete()), limits=limits, write=slowly)

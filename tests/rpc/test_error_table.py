@@ -313,7 +313,7 @@ CASES = [
     Case(
         R.WORKER_TIMEOUT,
         text("hang"),
-        settings={**ONCE, "first_output_timeout": "100ms"},
+        settings={**ONCE, "first_output_timeout": "2s"},
         called=1,
         breaker="open",
         about={"limit": "first_output"},
@@ -397,13 +397,11 @@ async def test_unhealthy_and_draining_workers_are_counted_by_cause(form: str) ->
     async with serving(SimOptions(), SimOptions(), SimOptions()) as served:
         await served.workers[0].set_serving(False)
         await served.workers[1].set_serving(False)
-        call = served.stub.Generate(streamed("[[sim: hang]]"), timeout=15)
         await eventually(
-            lambda: (
-                [w.state.value for w in served.app.registry][:2] == ["unhealthy"] * 2
-                and any(w.stats.live for w in served.workers)
-            )
+            lambda: [w.state.value for w in served.app.registry][:2] == ["unhealthy"] * 2
         )
+        call = served.stub.Generate(streamed("[[sim: hang]]"), timeout=60)
+        await eventually(lambda: any(w.stats.live for w in served.workers))
         busy = next(w for w in served.app.registry if w.load.in_flight)
         served.app.fleet.drain(busy)
         request = tokenized("x") if form == "text" else seeing(PICTURE, SMALL)
@@ -423,7 +421,7 @@ async def test_overloaded_workers_shed_once_a_request(form: str) -> None:
     async with serving(options, TENSORS_ONLY, overload_waiting=1, **settings) as served:
         capable = served.workers[0]
         await served.app.fleet.remove(served.worker(1))
-        calls = [served.stub.Generate(streamed("[[sim: hang]]"), timeout=15) for _ in range(2)]
+        calls = [served.stub.Generate(streamed("[[sim: hang]]"), timeout=60) for _ in range(2)]
         await eventually(lambda: capable.scheduler.waiting == 1)
         await eventually(lambda: served.worker(0).load.in_flight == 2)
         if form == "strict":

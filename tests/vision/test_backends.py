@@ -22,7 +22,7 @@ def test_the_simulated_device_gives_the_cpus_bits_and_fails_over() -> None:
         env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
     )
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.strip().endswith("equal")

@@ -88,7 +88,8 @@ async def test_a_slow_first_token_is_late_by_at_least_that_much() -> None:
         loop = asyncio.get_running_loop()
         start = loop.time()
         await client.generate(prompt("x"), by_metadata("slow-first=80ms"))
-        assert loop.time() - start >= 0.08
+        # Timers and clocks may differ by some milliseconds.
+        assert loop.time() - start >= 0.07
 
 
 async def test_a_rule_with_a_count_meets_the_first_calls_alone() -> None:
