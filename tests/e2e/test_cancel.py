@@ -167,6 +167,7 @@ async def clogged(served: Serving) -> AsyncIterator[Any]:
         (attempt,) = served.app.dispatcher.running.all()
         relayed = -1
         while relayed != attempt.progress.messages or not attempt.progress.writing:
+            assert served.app.dispatcher.running.all() == [attempt]
             relayed = attempt.progress.messages
             # Longer than any write takes that does not wait for the client.
             await asyncio.sleep(0.1)
@@ -190,7 +191,7 @@ async def test_a_client_that_reads_slowly_is_no_silent_worker() -> None:
 
 async def test_a_client_that_reads_nothing_is_held_no_longer_than_a_request_may_live() -> None:
     options = SimOptions(tokens_per_chunk=500)
-    settings: dict[str, Any] = {"request_timeout": "3s", "breaker_min_calls": 1}
+    settings: dict[str, Any] = {"request_timeout": "5s", "breaker_min_calls": 1}
     async with serving(options, **settings) as served:
         async with clogged(served):
             await eventually(lambda: not served.worker().load.in_flight)
