@@ -13,6 +13,7 @@ from router.observe.logging import get_logger
 from router.policy.base import RoutingView
 from router.prefix.learn import References
 from router.request.constraint import WireConstraint
+from router.request.failure import Media
 from router.request.relay import AttemptFailed, Progress, being_cancelled
 from router.wire import engine
 
@@ -72,14 +73,15 @@ class Attempt:
 class Order:
     """A prepared request on its way. `deadline` is loop time.
 
-    `references` are media whose names at the worker may be learned.
+    `media` is what its worker has to read, `references` are media whose names
+    at the worker may be learned.
     """
 
     request_id: str
     constraint: WireConstraint
     view: RoutingView
     deadline: float
-    remote_media: bool = False
+    media: Media = Media.NONE
     method: str = "Generate"
     references: References | None = None
 

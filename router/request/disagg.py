@@ -23,7 +23,7 @@ from router.request import failure, relay
 from router.request.attempt import Attempt, Journey, Order
 from router.request.constraint import WireConstraint
 from router.request.dispatch import Dispatcher, Once
-from router.request.failure import PassThrough
+from router.request.failure import Media, PassThrough
 from router.request.legs import (
     BOOTSTRAP_LABEL,
     MOONCAKE,
@@ -78,12 +78,12 @@ class Exchange:
 
     `body` makes the body anew, so that nobody keeps it: it holds megabytes,
     which are let go at the first output. `stream` calls a worker with these
-    bytes (and whether they refer to media) and relays its answer to the
+    bytes (and which media it has to read for them) and relays its answer to the
     client, `write` tells the client something else.
     """
 
     body: Callable[[], Body]
-    stream: Callable[[Attempt, bytes, bool], Awaitable[None]]
+    stream: Callable[[Attempt, bytes, Media], Awaitable[None]]
     write: Write
 
 
@@ -246,7 +246,7 @@ class Legs:
                     choices=1,
                     limits=self._dispatcher.limits,
                     progress=attempt.progress,
-                    remote_media=self._references > 0,
+                    media=self._order.media,
                     on_first=attempt.lease.first_output,
                 )
             if attempt.aborted:
@@ -286,13 +286,14 @@ class Legs:
         return None
 
     async def _run_decode(self, handoff: Handoff) -> None:
-        refetching = self._references > 0 and handoff.identity is None
+        # Without their identity the references go along.
+        media = self._order.media if handoff.identity is None else Media.NONE
 
         async def exchange(attempt: Attempt) -> None:
             body = decode_body(self._exchange.body(), handoff)
             wire = body.wire(attempt.id)
             del body
-            relaying = self._exchange.stream(attempt, wire, refetching)
+            relaying = self._exchange.stream(attempt, wire, media)
             del wire
             await relaying
 

@@ -31,6 +31,7 @@ from router.request import failure
 from router.request.admission import draining
 from router.request.attempt import Attempt, Journey, Order, Running
 from router.request.constraint import WireConstraint
+from router.request.failure import Media
 from router.request.relay import AttemptFailed, Limits, Progress, being_cancelled, connect
 from router.request.retry import Attempts, RetryBudget, RetrySettings
 from router.request.select import OverloadRule, Survey, select, survey
@@ -338,7 +339,10 @@ async def unary(
         async with asyncio.timeout(limits.first_output):
             answer = await call
     except grpc.aio.AioRpcError as error:
-        raise AttemptFailed(failure.of_call(error, started=False, remote_media=False)) from error
+        left = call.time_remaining() or 0.0
+        raise AttemptFailed(
+            failure.of_call(error, started=False, media=Media.NONE, time_left=left)
+        ) from error
     except TimeoutError:
         raise AttemptFailed(
             failure.timed_out("first_output", limits.first_output, started=False)

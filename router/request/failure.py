@@ -36,8 +36,27 @@ _TRANSPORT = re.compile(
     r"recvmsg|sendmsg|goaway|keepalive|end of tcp stream|broken pipe|channel closed",
     re.IGNORECASE,
 )
-_TOO_LARGE = re.compile(r"message (is )?larger than max|larger than max", re.IGNORECASE)
+# Of grpc's C core and of tonic; the numbers are the message's size and the limit.
+_TOO_LARGE = re.compile(
+    r"larger than max(?: \((\d+) vs\. (\d+)\))?|"
+    r"decoded message length too large(?:: found (\d+) bytes, the limit is: (\d+) bytes)?",
+    re.IGNORECASE,
+)
 _SATURATED = re.compile(r"saturated", re.IGNORECASE)
+
+
+# Seconds by which the timers of a call's two sides may differ.
+_TIMER_SLACK = 0.1
+
+
+class Media(Enum):
+    """Which media a worker has to read for a request."""
+
+    NONE = "none"
+    # They are at hand: in the request itself, or in files.
+    GIVEN = "given"
+    # They have to be fetched from hosts, which may fail by themselves.
+    HOSTED = "hosted"
 
 
 class Again(Enum):
@@ -73,18 +92,31 @@ class PassThrough(Fault):
         self.code = code
 
 
-def of_call(error: grpc.aio.AioRpcError, *, started: bool, remote_media: bool) -> Failure:
+def of_call(
+    error: grpc.aio.AioRpcError, *, started: bool, media: Media, time_left: float = 0.0
+) -> Failure:
     """Classifies a call that ended with a status.
 
-    `started`: output has gone to the client. `remote_media`: the worker had
-    to fetch media, so that its UNAVAILABLE may be the media host's.
+    `started`: output has gone to the client. `media`: what the worker had to
+    read; where it had to fetch, its UNAVAILABLE may be the media host's.
+    `time_left` are the seconds that the call still had.
     """
+    failed = _of_call(error, started=started, media=media, time_left=time_left)
+    if failed.pushback is not None and failed.pushback > 0:
+        # What the worker asked of us is asked of the client, if this was the last attempt.
+        failed.fault.retry_after = failed.pushback
+    return failed
+
+
+def _of_call(
+    error: grpc.aio.AioRpcError, *, started: bool, media: Media, time_left: float
+) -> Failure:
     code, details = error.code(), error.details() or ""
     trailers = dict(error.trailing_metadata() or ())
     if started:
         if code in _CLIENT_FAULTS:
             return Failure(PassThrough(code, details), CallResult.NEUTRAL, Again.NO)
-        if code is Code.DEADLINE_EXCEEDED:
+        if code is Code.DEADLINE_EXCEEDED and time_left <= _TIMER_SLACK:
             return out_of_time("the request's time was over before the worker's stream was")
         return broken("the worker's stream broke off after its first output")
     pushback = _pushback(trailers.get(PUSHBACK))
@@ -96,33 +128,43 @@ def of_call(error: grpc.aio.AioRpcError, *, started: bool, remote_media: bool) -
             pushback,
             reread=True,
         )
-    if remote_media and (foreign := media_fault(code, details)):
+    if media is not Media.NONE and (foreign := media_fault(code, details)):
         # Another worker may have another way to a host, but none to a picture that is broken.
         again = Again.ONCE if code is Code.UNAVAILABLE else Again.NO
         return Failure(foreign, CallResult.NEUTRAL, again, pushback)
+    if code in (Code.RESOURCE_EXHAUSTED, Code.OUT_OF_RANGE) and (
+        too_much := _TOO_LARGE.search(details)
+    ):
+        return _refused_for_size(too_much)
     if code in _CLIENT_FAULTS:
         return Failure(PassThrough(code, details), CallResult.NEUTRAL, Again.NO)
     match code:
-        case Code.RESOURCE_EXHAUSTED if _TOO_LARGE.search(details):
-            return Failure(
-                Fault(Reason.MESSAGE_TOO_LARGE, "the request is larger than the worker accepts"),
-                CallResult.NEUTRAL,
-                Again.NO,
-            )
         case Code.RESOURCE_EXHAUSTED:
             return _saturated(pushback)
         case Code.UNAVAILABLE if _SATURATED.search(details):
             return _saturated(pushback)
         case Code.UNAVAILABLE:
-            doubtful = remote_media and not _TRANSPORT.search(details)
+            doubtful = media is Media.HOSTED and not _TRANSPORT.search(details)
             return Failure(
                 Fault(Reason.WORKER_UNAVAILABLE, "the worker could not be reached or gave up"),
                 CallResult.NEUTRAL if doubtful else CallResult.FAILURE,
                 Again.ONCE if doubtful else Again.YES,
                 pushback,
             )
-        case Code.DEADLINE_EXCEEDED:
+        case Code.DEADLINE_EXCEEDED if time_left <= _TIMER_SLACK:
             return out_of_time("the worker did not answer within the deadline")
+        case Code.DEADLINE_EXCEEDED:
+            # A limit of its own, or of something before it.
+            return Failure(
+                Fault(
+                    Reason.WORKER_TIMEOUT,
+                    "the worker gave up before the request's time was over",
+                    metadata={"limit": "worker"},
+                ),
+                CallResult.FAILURE,
+                Again.YES,
+                pushback,
+            )
         case Code.CANCELLED | Code.ABORTED:
             return Failure(
                 Fault(Reason.WORKER_UNAVAILABLE, "the worker ended the call"),
@@ -238,6 +280,22 @@ def out_of_time(message: str) -> Failure:
     """The client's deadline or the longest life of a request is over."""
     return Failure(
         Fault(Reason.WORKER_TIMEOUT, message, metadata={"limit": "total"}),
+        CallResult.NEUTRAL,
+        Again.NO,
+    )
+
+
+def _refused_for_size(match: re.Match[str]) -> Failure:
+    """A worker's own limit of a message is lower than ours."""
+    numbers = [number for number in match.groups() if number is not None]
+    size, limit = numbers or ("", "")
+    told = f": {size} bytes, its limit is {limit}" if numbers else ""
+    return Failure(
+        Fault(
+            Reason.MESSAGE_TOO_LARGE,
+            f"the request is larger than the worker accepts{told}",
+            metadata={"size": size, "limit": limit} if numbers else None,
+        ),
         CallResult.NEUTRAL,
         Again.NO,
     )

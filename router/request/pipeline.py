@@ -22,6 +22,7 @@ from router.request.constraint import WireConstraint
 from router.request.decide import Decided, Decider
 from router.request.disagg import Exchange, Pairs
 from router.request.dispatch import Dispatcher, unary
+from router.request.failure import Media
 from router.request.prepare import Admit, Preparer
 from router.request.prepared import Prepared
 from router.request.ready import Ready
@@ -121,11 +122,11 @@ class Pipeline:
             constraint=ready.constraint,
             view=ready.view,
             deadline=deadline,
-            remote_media=not _HOSTED.isdisjoint(ready.constraint.schemes),
+            media=_media(ready.constraint.schemes),
             references=ready.references,
         )
 
-        def stream(attempt: Attempt, wire: bytes, remote_media: bool) -> Awaitable[None]:
+        def stream(attempt: Attempt, wire: bytes, media: Media) -> Awaitable[None]:
             def begin() -> None:
                 attempt.lease.first_output()
                 ready.first_output()
@@ -137,7 +138,7 @@ class Pipeline:
                 choices=choices,
                 limits=self.dispatcher.limits,
                 progress=attempt.progress,
-                remote_media=remote_media,
+                media=media,
                 on_first=begin,
                 through=ready.through,
                 merge=merge,
@@ -146,14 +147,14 @@ class Pipeline:
         async def share(attempt: Attempt) -> None:
             async with self.dispatcher.sharing(ready.body.batches, attempt) as handles:
                 wire = await ready.body.wire_of(attempt.id, handles)
-                relaying = stream(attempt, wire, order.remote_media)
+                relaying = stream(attempt, wire, order.media)
                 del wire
                 await relaying
 
         def exchange(attempt: Attempt) -> Awaitable[None]:
             if ready.body.batches:
                 return share(attempt)
-            return stream(attempt, ready.body.wire(attempt.id), order.remote_media)
+            return stream(attempt, ready.body.wire(attempt.id), order.media)
 
         journey = record.journey
         once = self.dispatcher.single(exchange, journey)
@@ -348,6 +349,12 @@ def _known(decided: Decided) -> Model:
     if decided.served.files is None:
         raise Fault(Reason.MULTIMODAL_NOT_SUPPORTED, "this model's files are not known")
     return decided.served.files
+
+
+def _media(schemes: frozenset[str]) -> Media:
+    if not schemes:
+        return Media.NONE
+    return Media.GIVEN if _HOSTED.isdisjoint(schemes) else Media.HOSTED
 
 
 def _aborted(index: int) -> bytes:

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from router.request import failure
-from router.request.failure import Failure
+from router.request.failure import Failure, Media
 from router.request.merge import CHUNK, Outlet, Write
 from router.request.tally import TokenTally
 from router.wire import engine
@@ -169,7 +169,7 @@ async def stream(
     choices: int,
     limits: Limits,
     progress: Progress,
-    remote_media: bool,
+    media: Media,
     on_first: Callable[[], None],
     through: Callable[[bytes], bytes] | None = None,
     merge: bool = False,
@@ -178,8 +178,9 @@ async def stream(
 
     `on_first` is called before the first message is passed on. `through` sees,
     and may change, each message on its way. With `merge`, chunks that wait are
-    joined. Raises `AttemptFailed`; CancelledError or `ClientGone` when the
-    client is gone. Whatever happens, the call is over when this returns.
+    joined. `media` is what the worker has to read. Raises `AttemptFailed`;
+    CancelledError or `ClientGone` when the client is gone. Whatever happens, the
+    call is over when this returns.
     """
     outlet = Outlet(write, progress, choices=choices, on_failure=call.cancel) if merge else None
     loop = asyncio.get_running_loop()
@@ -228,7 +229,12 @@ async def stream(
         # With every choice complete the client has all there is; how the call ended is nothing.
         if len(progress.completes) < choices:
             raise AttemptFailed(
-                failure.of_call(error, started=progress.started, remote_media=remote_media)
+                failure.of_call(
+                    error,
+                    started=progress.started,
+                    media=media,
+                    time_left=call.time_remaining() or 0.0,
+                )
             ) from error
     except asyncio.CancelledError:
         if being_cancelled():

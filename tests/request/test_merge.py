@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.request.failure import Media
 from router.request.merge import merged
 from router.request.relay import AttemptFailed, ClientGone, Progress, Write, stream
 from router.wire import engine
@@ -170,7 +171,7 @@ async def relayed(
         write or (reader or Reader()).write,
         limits=PATIENT,
         progress=progress,
-        remote_media=False,
+        media=Media.NONE,
         on_first=lambda: None,
         **{"choices": 1, "merge": True, **options},
     )

@@ -12,7 +12,7 @@ import pytest
 from router.faults import Reason
 from router.fleet.breaker import CallResult
 from router.request import relay
-from router.request.failure import Again
+from router.request.failure import Again, Media
 from router.request.relay import AttemptFailed, ClientGone, Limits, Progress, stream, tell
 from router.wire import engine
 from tests.request.test_failure import ended
@@ -37,6 +37,10 @@ class Call:
         self._steps = steps
         self._cancelled = asyncio.Event()
         self.cancels = 0
+        self.time_left: float | None = None
+
+    def time_remaining(self) -> float | None:
+        return self.time_left
 
     def cancel(self) -> bool:
         self.cancels += 1
@@ -83,7 +87,7 @@ async def relayed(
         choices=choices,
         limits=limits,
         progress=progress or Progress(),
-        remote_media=False,
+        media=Media.NONE,
         on_first=lambda: None,
     )
     return sent

@@ -327,6 +327,24 @@ CASES = [
         about={"limit": "idle"},
         name="idle",
     ),
+    Case(
+        R.WORKER_TIMEOUT,
+        text("fail=DEADLINE_EXCEEDED"),
+        settings=ONCE,
+        called=1,
+        breaker="open",
+        about={"limit": "worker"},
+        name="the worker's own",
+    ),
+    Case(
+        R.WORKER_STREAM_BROKEN,
+        text("fail-after-chunks=2:DEADLINE_EXCEEDED", stream=True),
+        settings=ONCE,
+        called=1,
+        breaker="open",
+        name="a limit of the worker's own",
+    ),
+    Case(R.MEDIA_DECODE_FAILED, file("bad_truncated_half.png"), called=1, name="worker"),
 ]
 
 
@@ -437,6 +455,17 @@ async def test_overloaded_workers_shed_once_a_request(form: str) -> None:
         assert sum(s.value for s in served.samples("router_sheds_total")) == 1
         for call in calls:
             call.cancel()
+
+
+async def test_the_pause_that_a_worker_wishes_is_asked_of_the_client() -> None:
+    async with serving(SimOptions(), **ONCE) as served:
+        refused = await served.refusal(tokenized("[[sim: fail=UNAVAILABLE, pushback=9s]]"))
+        await _check(served, refused, R.WORKER_UNAVAILABLE, 1, "open")
+        assert refused.retry_after == timedelta(seconds=9)
+        # Where a retry cannot help, there is none to ask for.
+    async with serving(SimOptions(), **ONCE) as served:
+        refused = await served.refusal(tokenized("[[sim: fail=INTERNAL, pushback=9s]]"))
+        await _check(served, refused, R.WORKER_INTERNAL, 1, "open")
 
 
 async def test_a_full_queue_is_told_at_once() -> None:
