@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import sys
+import zlib
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ from PIL import Image
 
 from router.faults import Fault, Reason
 from router.media.decode import is_hard
-from router.media.formats import isobmff
+from router.media.formats import exif, isobmff, png
 from router.media.header import ImageFormat
 from router.media.sniff import format_of, size_from_prefix, sniff
 from tests.media.images import GOLDENS, GOOD, read
@@ -22,6 +23,11 @@ from tests.media.images import GOLDENS, GOOD, read
 TraceFunction: TypeAlias = Callable[[FrameType, str, Any], Any]
 
 MAX_PIXELS = 178_956_970
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    """A sound chunk of a PNG."""
+    return struct.pack(">L", len(body)) + kind + body + struct.pack(">L", zlib.crc32(kind + body))
 
 
 def refused(data: bytes) -> Fault:
@@ -122,6 +128,45 @@ def test_a_jpeg_of_very_many_scans_is_left_to_the_sandbox() -> None:
     assert not is_hard(plain + b"\xff\xda" * 100, sniff(plain, max_pixels=MAX_PIXELS, index=0))
 
 
+def test_a_gif_of_very_many_small_blocks_is_left_to_the_sandbox() -> None:
+    data = HOSTILE["GIF of blocks of blocks"]
+    assert is_hard(data, sniff(data, max_pixels=MAX_PIXELS, index=0))
+
+
+def test_a_jpeg_whose_exif_comes_in_very_many_pieces_is_left_to_the_sandbox() -> None:
+    data = read("photo_640x480.jpg")
+    piece = b"\xff\xe1\0\x0eExif\0\0" + bytes(6)
+    few, many = (data[:2] + piece * count + data[2:] for count in (8, 1000))
+    assert not is_hard(few, sniff(few, max_pixels=MAX_PIXELS, index=0))
+    assert is_hard(many, sniff(many, max_pixels=MAX_PIXELS, index=0))
+
+
+def test_of_many_packed_profiles_only_the_last_is_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked = []
+
+    def inflate(packed: bytes) -> bytes:
+        unpacked.append(packed)
+        return zlib.decompress(packed)
+
+    monkeypatch.setattr(png, "_inflate", inflate)
+
+    def profile(orientation: int) -> bytes:
+        block = b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0" + bytes([orientation, 0, 0, 0])
+        text = b"\nexif\n%8d\n%s\n" % (len(block), block.hex().encode())
+        return chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(text))
+
+    data = read("tiny_20x30.png")
+    data = data[:33] + profile(3) * 50 + profile(6) + data[33:]
+    assert sniff(data, max_pixels=MAX_PIXELS, index=0).orientation == 6
+    assert len(unpacked) == 1
+
+
+@pytest.mark.parametrize(("names", "orientation"), [(0, 6), (1, 6), (2, 6), (3, 1), (100_000, 1)])
+def test_the_name_of_an_exif_block_may_stand_twice(names: int, orientation: int) -> None:
+    block = b"II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\6\0\0\0"
+    assert exif.orientation(b"Exif\0\0" * names + block) == orientation
+
+
 def test_an_avif_that_also_calls_itself_mif1_is_avif() -> None:
     data = read("photo_203x151.avif")
     assert format_of(data) is ImageFormat.AVIF
@@ -136,6 +181,8 @@ HOSTILE = {
     "WebP of empty chunks": b"RIFF\xff\xff\xff\xffWEBPVP8X\x0a\0\0\0" + bytes(10)
     + b"JUNK\0\0\0\0" * 1_000_000,
     "GIF of empty blocks": b"GIF89a\1\0\1\0\0\0\0" + b"\x21\xfe\0" * 3_000_000,
+    "GIF of blocks of blocks": b"GIF89a\1\0\1\0\0\0\0"
+    + (b"\x21\xfe" + b"\1a" * 4000 + b"\0") * 500,
     "GIF of one endless block": b"GIF89a\1\0\1\0\0\0\0\x21\xfe" + b"\1a" * 4_000_000,
     "TIFF of a large directory": b"II*\0\x08\0\0\0\xff\xff" + b"\0\1\4\0\1\0\0\0\1\0\0\0" * 65535,
     "AVIF of empty boxes": b"\0\0\0\x18ftypavif\0\0\0\0avifmif1" + b"\0\0\0\x08free" * 1_000_000,

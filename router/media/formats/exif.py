@@ -13,6 +13,7 @@ _ORIENTATION = 0x0112
 # Numbers; a BYTE is raw data to Pillow.
 _NUMBERS = {3: "H", 4: "L", 6: "b", 8: "h", 9: "l"}
 _MAX_ENTRIES = 1024
+_NAME = b"Exif\0\0"
 _MAX_XMP = 1024 * 1024
 _XMP = re.compile(rb'tiff:Orientation(="|>)([0-9])')
 
@@ -26,8 +27,8 @@ def orientation(exif: bytes | None, xmp: bytes | None = None) -> int:
 
 
 def _from_exif(exif: bytes) -> int | None:
-    while exif.startswith(b"Exif\0\0"):
-        exif = exif[6:]
+    # Twice at most: whoever repeats it a million times has a copy made for each.
+    exif = exif.removeprefix(_NAME).removeprefix(_NAME)
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
     if order is None or len(exif) < 10:
         return None

@@ -7,6 +7,8 @@ import struct
 from router.media.header import Colour, ImageFormat, ImageHeader, Truncated
 
 _MAX_BLOCKS = 4096
+# Of all blocks together; the reference copies a comment's text once for each.
+_MAX_SUB_BLOCKS = 4096
 
 
 def read(data: bytes) -> ImageHeader:
@@ -19,7 +21,7 @@ def read(data: bytes) -> ImageHeader:
         raise Truncated("no screen descriptor")
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     at = 13 + _table(flags)
-    transparent, bounded = False, True
+    transparent, bounded, left_over = False, True, _MAX_SUB_BLOCKS
     for _ in range(_MAX_BLOCKS):
         kind = data[at : at + 1]
         if kind == b"\x2c" and at + 10 <= len(data):
@@ -31,8 +33,8 @@ def read(data: bytes) -> ImageHeader:
             break
         if data[at + 1 : at + 2] == b"\xf9" and at + 4 <= len(data):
             transparent = bool(data[at + 3] & 1)
-        at, ended = _after_sub_blocks(data, at + 2)
-        if not ended:
+        at, left_over = _after_sub_blocks(data, at + 2, left_over)
+        if left_over == 0:
             bounded = False
             break
     else:
@@ -51,13 +53,16 @@ def _table(flags: int) -> int:
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
-def _after_sub_blocks(data: bytes, at: int) -> tuple[int, bool]:
-    """The offset behind a chain of sub-blocks, and whether its end was seen."""
-    for _ in range(_MAX_BLOCKS):
+def _after_sub_blocks(data: bytes, at: int, most: int) -> tuple[int, int]:
+    """The offset behind a chain of sub-blocks, and how many of `most` are left.
+
+    None are left where the end of the chain was not seen.
+    """
+    for left in range(most, 0, -1):
         if at >= len(data):
-            return at, True
+            return at, left
         size = data[at]
         at += 1 + size
         if size == 0:
-            return at, True
-    return at, False
+            return at, left
+    return at, 0

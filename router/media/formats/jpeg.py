@@ -10,6 +10,8 @@ from router.media.header import BadHeader, Colour, ImageFormat, ImageHeader, Tru
 # Camera files have a few dozen segments, large ICC profiles a few hundred.
 _MAX_SEGMENTS = 4096
 _MAX_FILL = 4096
+# EXIF goes on in as many segments; the reference copies what it has for each.
+_MAX_EXIF_PARTS = 64
 _SLICE = 4 * 1024 * 1024
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset({0xC2, 0xC6, 0xCA, 0xCE})
@@ -74,7 +76,7 @@ def read(data: bytes) -> ImageHeader:
         colour=_COLOURS[components],
         many_scans=many_scans,
         scan_at=scan_at,
-        bounded=bounded,
+        bounded=bounded and len(exif_parts) <= _MAX_EXIF_PARTS,
     )
 
 

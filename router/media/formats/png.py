@@ -36,8 +36,8 @@ def read(data: bytes) -> ImageHeader:
     transparent, animated = colour in (4, 6), False
     plain, bounded = _sound(data, 8, 13), True
     exif_block: bytes | None = None
-    raw_profile: bytes | None = None
-    xmp: bytes | None = None
+    # Where the last of each begins and ends: there may be tens of thousands to unpack.
+    raw_profile = xmp = (0, 0)
     at = 33
     for _ in range(_MAX_CHUNKS):
         if at + 8 > len(data):
@@ -58,10 +58,9 @@ def read(data: bytes) -> ImageHeader:
         elif kind == b"eXIf":
             exif_block = data[body : body + length]
         elif kind == b"iTXt" and data.startswith(_XMP, body):
-            xmp = _international(data[body + len(_XMP) : body + min(length, _MAX_TEXT)])
+            xmp = body, body + min(length, _MAX_TEXT)
         elif kind in (b"tEXt", b"zTXt") and data.startswith(_RAW_PROFILE, body):
-            profile = data[body + len(_RAW_PROFILE) : body + min(length, _MAX_TEXT)]
-            raw_profile = _raw_profile(profile if kind == b"tEXt" else _inflate(profile[1:]))
+            raw_profile = body, body + min(length, _MAX_TEXT)
         elif kind == b"IEND":
             break
         at = body + length + 4
@@ -71,7 +70,10 @@ def read(data: bytes) -> ImageHeader:
         ImageFormat.PNG,
         width,
         height,
-        orientation=exif.orientation(raw_profile if exif_block is None else exif_block, xmp),
+        orientation=exif.orientation(
+            _raw_profile(data, *raw_profile) if exif_block is None else exif_block,
+            _international(data, *xmp),
+        ),
         has_alpha=transparent,
         bit_depth=depth,
         colour=_COLOURS[colour],
@@ -87,16 +89,20 @@ def _sound(data: bytes, at: int, length: int) -> bool:
     return zlib.crc32(memoryview(data)[at + 4 : end]).to_bytes(4, "big") == data[end : end + 4]
 
 
-def _international(text: bytes) -> bytes:
-    """The text of an iTXt chunk, from behind its keyword; its language is not of interest."""
+def _international(data: bytes, begin: int, end: int) -> bytes:
+    """The text of an iTXt chunk with XMP; its language is not of interest."""
+    text = data[begin + len(_XMP) : end]
     packed, rest = text[:1] == b"\1", text[2:].split(b"\0", 2)
     if len(rest) < 3:
         return b""
     return _inflate(rest[2]) if packed else rest[2]
 
 
-def _raw_profile(text: bytes) -> bytes:
-    """The bytes of a profile: a name, a length, then hexadecimal lines."""
+def _raw_profile(data: bytes, begin: int, end: int) -> bytes:
+    """The bytes of a profile, packed or not: a name, a length, then hexadecimal lines."""
+    text = data[begin + len(_RAW_PROFILE) : end]
+    if data[begin - 4 : begin] == b"zTXt":
+        text = _inflate(text[1:])
     try:
         return bytes.fromhex("".join(text.decode("latin-1").split("\n")[3:]))
     except ValueError:
