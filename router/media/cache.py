@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 # Shorter entity tags may be version numbers, which two objects can share.
 _SHORTEST_DIGEST = 18
+# Bytes that an entry takes beside its texts and data: a store full of empty files is full too.
+_ENTRY = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,12 @@ class _Kept:
     dialled: str
     validators: Validators
     fresh_until: float
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes in memory, with its key."""
+        texts = (self.dialled, self.dialled, self.validators.etag, self.validators.last_modified)
+        return _ENTRY + sum(len(text) for text in texts if text) + len(self.data)
 
 
 class UrlCache:
@@ -78,7 +86,7 @@ class UrlCache:
         self.counters.misses += 1
         try:
             async with self._flights.join(
-                (url.dialled, max_bytes),
+                (url.dialled, max_bytes, timeout),
                 lambda: self._download(url, kept, index, max_bytes, timeout),
             ) as download:
                 return Held(download.data, download.reservation.hold())
@@ -142,7 +150,7 @@ class UrlCache:
             self._store.discard(_key(url))
             return
         entry = _Kept(data, url.dialled, validators, self._clock() + freshness)
-        self._store.put(_key(url), entry, len(data))
+        self._store.put(_key(url), entry, entry.nbytes)
 
 
 class ContentCache:

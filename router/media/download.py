@@ -91,6 +91,9 @@ async def _decompressed(
                 packed = unpacker.unconsumed_tail
                 # A bomb unpacks a thousand times its size: let others run in between.
                 await asyncio.sleep(0)
+                if unpacker.eof:
+                    # It would keep whatever else the host sends, and nobody counts that.
+                    return
         yield unpacker.flush()
     except zlib.error:
         raise failed(download.url, download.index, "its answer is damaged") from None

@@ -41,6 +41,8 @@ from router.media.resolve import (
 from router.media.url import MediaUrl, join
 
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Digits of an age: thirty years will do, and Python reads no number of thousands of them.
+_AGE_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +274,7 @@ def _response(data: bytes | None, response: aiohttp.ClientResponse) -> Response:
         data,
         Validators(headers.get("ETag"), headers.get("Last-Modified")),
         cache_control=_joined(response, "Cache-Control"),
-        age=int(age) if age.isascii() and age.isdigit() else 0,
+        age=int(age[:_AGE_DIGITS]) if age.isascii() and age.isdigit() else 0,
         single="*" in (part.strip() for part in _joined(response, "Vary").split(",")),
     )
 

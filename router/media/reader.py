@@ -10,9 +10,10 @@ from router.media import dataurl, localfile
 from router.media.budget import Amount, Budget, Reservation
 from router.media.cache import Held, UrlCache
 from router.media.fetch import Fetcher
+from router.media.header import ImageHeader
 from router.media.limits import MediaLimits
 from router.media.pool import PixelPool
-from router.media.signed import object_name
+from router.media.signed import object_name, short_name
 from router.media.sizes import Sizes
 from router.media.sniff import sniff
 from router.media.source import MediaSource
@@ -21,7 +22,7 @@ from router.media.video import check_container
 
 # Below this, base64 and a digest take less time than the way to a thread and back.
 SMALL = 512 * 1024
-# Percent signs are undone by Python.
+# Percent signs are undone by Python, which also walks over the parts of a file's header.
 _SMALL_ESCAPED = 32 * 1024
 
 
@@ -83,10 +84,7 @@ class Reader:
             dataurl.check_size(len(data), limit=limit, index=index)
             size = None
             if source.modality == "image":
-                limits = self._limits
-                header = sniff(
-                    data, max_pixels=limits.max_pixels, index=index, formats=limits.formats
-                )
+                header = await self._sniff(data, index)
                 size = header.width, header.height
             else:
                 check_container(data, index=index)
@@ -97,7 +95,7 @@ class Reader:
                 (), localfile.size, self._limits.local_root, url, index=index
             )
             _check_size(nbytes, self._max_bytes(source), index)
-            return Glance(name=source.url if digest is not None else "")
+            return Glance(name=short_name(source.url) if digest is not None else "")
         if not url.ascii_host:
             # The worker would translate the name by rules of its own.
             raise Fault.of_item(
@@ -153,9 +151,19 @@ class Reader:
         return data
 
     async def _decode(self, url: MediaUrl, index: int, *held: Reservation) -> bytes:
-        if len(url.text) <= (SMALL if dataurl.is_plain_base64(url) else _SMALL_ESCAPED):
+        small = len(url.text) <= _SMALL_ESCAPED
+        if small or (len(url.text) <= SMALL and dataurl.is_plain_base64(url)):
             return dataurl.decode(url, index=index)
         return await self._pool.run(held, dataurl.decode, url, index=index)
+
+    async def _sniff(self, data: bytes, index: int) -> ImageHeader:
+        limits = self._limits
+        max_pixels, formats = limits.max_pixels, limits.formats
+        if len(data) <= _SMALL_ESCAPED:
+            return sniff(data, max_pixels=max_pixels, index=index, formats=formats)
+        return await self._pool.run(
+            (), sniff, data, max_pixels=max_pixels, index=index, formats=formats
+        )
 
     async def _digest(self, digest: Digest, data: bytes) -> str:
         if len(data) <= SMALL:

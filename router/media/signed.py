@@ -7,6 +7,8 @@ Storage, Azure SAS and Alibaba OSS.
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 from router.media.url import MediaUrl
 
 _PROOFS = frozenset({"x-amz-signature", "x-goog-signature", "x-oss-signature", "signature", "sig"})
@@ -21,6 +23,9 @@ _AROUND = frozenset(
         *("sv", "st", "se", "sr", "sp", "spr", "sip", "skoid", "sktid", "skt", "ske", "sks", "skv"),
     }
 )
+
+# Names are kept by the ten thousand, and a URL may have as many characters.
+_LONGEST_NAME = 512
 
 
 def without_signature(target: str) -> str:
@@ -46,4 +51,12 @@ def without_signature(target: str) -> str:
 
 def object_name(url: MediaUrl) -> str:
     """A remote reference without its signature: the same for the same object."""
-    return f"{url.scheme}://{url.netloc}{without_signature(url.target)}"
+    return short_name(f"{url.scheme}://{url.netloc}{without_signature(url.target)}")
+
+
+def short_name(reference: str) -> str:
+    """The reference itself, or what stands for one that is too long to be kept."""
+    if len(reference) <= _LONGEST_NAME:
+        return reference
+    # No parsed reference has a fragment, so none is called like this.
+    return f"#{blake2b(reference.encode(), digest_size=32).hexdigest()}"

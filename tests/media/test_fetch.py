@@ -381,6 +381,22 @@ async def test_a_packed_body_is_unpacked(
     assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
+async def test_what_follows_a_packed_body_is_not_waited_for(server: Server, client: Client) -> None:
+    async def endless(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n" + gzip.compress(BODY))
+        while True:
+            writer.write(bytes(64 * 1024))
+            await writer.drain()
+
+    server.routes["/x"] = endless
+    assert (await client.get(server.url("/x"), timeout=5.0)).data == BODY
+
+
+async def test_an_age_of_thousands_of_digits_is_a_great_age(server: Server, client: Client) -> None:
+    server.routes["/x"] = fixed(BODY, Age="9" * 5000)
+    assert (await client.get(server.url("/x"))).age > 10**8
+
+
 async def test_a_bomb_goes_off_at_the_limit(server: Server, client: Client) -> None:
     bomb = gzip.compress(bytes(64 * 1024 * 1024))
     assert len(bomb) < 100_000

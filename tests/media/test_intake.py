@@ -7,13 +7,17 @@ import base64
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from router.faults import Fault, Reason
+from router.media import reader
 from router.media.budget import Amount
+from router.media.header import ImageHeader
 from router.media.intake import Glance, MediaIntake, MediaSource
 from router.media.limits import FetchLimits, MediaLimits
+from router.media.sniff import sniff
 from tests.media.images import DATA, GOLDENS, read, sha256
 from tests.media.server import Server, fixed, raw, running
 
@@ -315,6 +319,25 @@ class TestJudge:
         intake = MediaIntake(MediaLimits(worker_threads=1))
         seen = await intake.judge(MediaSource("image", url=url), 0)
         assert seen == Glance((16, 24) if name.startswith("exif_6") else (640, 480), certain=True)
+        await drained(intake)
+
+    async def test_the_header_of_a_large_file_is_not_read_on_the_loop(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        threads: list[threading.Thread] = []
+
+        def noting(data: bytes, **limits: Any) -> ImageHeader:
+            threads.append(threading.current_thread())
+            return sniff(data, **limits)
+
+        monkeypatch.setattr(reader, "sniff", noting)
+        intake = MediaIntake(MediaLimits(worker_threads=1))
+        for data in (read("tiny_20x30.png"), read("tiny_20x30.png") + bytes(100_000)):
+            url = "data:image/png;base64," + base64.b64encode(data).decode()
+            assert (await intake.judge(MediaSource("image", url=url), 0)).size == (20, 30)
+        small, large = threads
+        assert small is threading.main_thread()
+        assert large is not threading.main_thread()
         await drained(intake)
 
     @pytest.mark.parametrize(

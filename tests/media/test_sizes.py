@@ -10,6 +10,7 @@ import pytest
 from router.media.fetch import Fetcher
 from router.media.limits import FetchLimits
 from router.media.resolve import PublicResolver
+from router.media.signed import object_name
 from router.media.sizes import Size, SizeLimits, Sizes
 from router.media.url import parse
 from tests.fleet.stand_in import Clock
@@ -43,6 +44,16 @@ def late_jpeg(width: int, height: int, before: int) -> bytes:
         before -= filler
     head += b"\xff\xc0\x00\x11\x08" + height.to_bytes(2, "big") + width.to_bytes(2, "big")
     return bytes(head + b"\x03\x01\x11\x00\x02\x11\x01\x03\x11\x01")
+
+
+def test_the_name_of_a_long_reference_is_short_and_its_own() -> None:
+    names = {
+        object_name(parse(f"https://a.example/{'x' * 16_000}{last}{signed}", index=0))
+        for last in "ab"
+        for signed in ("", "?sig=1", "?sig=2")
+    }
+    assert len(names) == 2
+    assert max(map(len, names)) < 600
 
 
 @pytest.fixture

@@ -177,6 +177,14 @@ def test_what_is_accepted_is_dialled_as_it_was_judged(start: str, host: str, res
     assert (again.host, again.port, again.target) == (parsed.host, parsed.port, parsed.target)
 
 
+def test_a_scheme_is_looked_for_at_the_beginning_alone() -> None:
+    # A walk over all of it would hold up the loop for a second.
+    with pytest.raises(Fault) as caught:
+        parse("a" * 100 + "://a.example/", index=0)
+    assert caught.value.reason is INVALID
+    assert "no scheme" in caught.value.message
+
+
 @given(ODD)
 def test_every_text_is_either_read_or_refused_with_a_client_fault(text: str) -> None:
     try:

@@ -26,7 +26,7 @@ DIGEST = '"5d41402abc4b2a76b9719d911017c592"'
 class Cache:
     """A URL cache with its budget and a clock that a test moves."""
 
-    def __init__(self, *, nbytes: int = 1000, internal: bool = True) -> None:
+    def __init__(self, *, nbytes: int = 10_000, internal: bool = True) -> None:
         self.now = 0.0
         self.budget = Budget(Amount(10_000_000))
         self.store: Store[Any] = Store(nbytes)
@@ -34,9 +34,11 @@ class Cache:
         self.fetcher = Fetcher(FetchLimits(retries=0), resolver)
         self.urls = UrlCache(self.store, self.fetcher, self.budget, clock=lambda: self.now)
 
-    async def get(self, url: str, *, index: int = 0, max_bytes: int = 10_000) -> bytes:
+    async def get(
+        self, url: str, *, index: int = 0, max_bytes: int = 10_000, timeout: float = 20
+    ) -> bytes:
         download = await self.urls.get(
-            parse(url, index=index), index=index, max_bytes=max_bytes, timeout=20
+            parse(url, index=index), index=index, max_bytes=max_bytes, timeout=timeout
         )
         assert self.budget.used.nbytes >= len(download.data)
         download.reservation.release()
@@ -237,6 +239,39 @@ async def test_a_shared_failure_names_each_callers_own_item(server: Server, cach
         assert isinstance(fault, Fault)
         assert fault.metadata["index"] == str(index)
         assert f"item {index}:" in fault.message
+
+
+async def test_who_has_more_time_does_not_wait_for_the_download_of_who_has_less(
+    server: Server, cache: Cache
+) -> None:
+    go = asyncio.Event()
+
+    async def slow(request: Request, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await fixed(BODY)(request, writer)
+
+    server.routes["/x"] = slow
+    impatient = asyncio.create_task(cache.get(server.url("/x"), timeout=0.2))
+    await server.reached(requests=1)
+    patient = asyncio.create_task(cache.get(server.url("/x")))
+    with pytest.raises(Fault) as caught:
+        await impatient
+    assert caught.value.reason is Reason.MEDIA_FETCH_TIMEOUT
+    go.set()
+    assert await patient == BODY
+
+
+@pytest.mark.parametrize("path", ["", "a" * 2000])
+async def test_files_of_nothing_fill_the_store_too(server: Server, path: str) -> None:
+    cache = Cache(nbytes=20_000)
+    for number in range(100):
+        name = f"/{path}{number}"
+        server.routes[name] = fixed(b"", Cache_Control="max-age=60", ETag=DIGEST)
+        await cache.get(server.url(name))
+    kept = len(cache.store)
+    assert 0 < kept < 40
+    assert kept * len(path) < cache.store.nbytes <= 20_000
+    await cache.close()
 
 
 async def test_closing_ends_a_running_download(server: Server) -> None:
