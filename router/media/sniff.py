@@ -14,8 +14,9 @@ from router.media.formats import bmp, gif, isobmff, jpeg, jpeg2000, png, tiff, w
 from router.media.header import BadHeader, ImageFormat, ImageHeader
 from router.media.limits import DEFAULT_FORMATS
 
-# JPEG, WebP, PNG and the rest cannot say more than this, and most decoders stop far below.
-_MAX_SIDE = 2**24
+# The weights of a resize take hundreds of bytes for each pixel of a side, and a side of many
+# millions fits into a small file. OpenCV stops here as well.
+_MAX_SIDE = 1 << 20
 
 _READERS: dict[ImageFormat, Callable[[bytes], ImageHeader]] = {
     ImageFormat.JPEG: jpeg.read,
@@ -87,9 +88,18 @@ def sniff(
         raise Fault.of_item(
             Reason.MEDIA_DECODE_FAILED, index, f"the {kind.value} header is damaged"
         ) from error
-    if not (0 < header.raw_width <= _MAX_SIDE and 0 < header.raw_height <= _MAX_SIDE):
+    if header.raw_width <= 0 or header.raw_height <= 0:
         raise Fault.of_item(
             Reason.MEDIA_DECODE_FAILED, index, f"the {kind.value} header gives no valid size"
+        )
+    if max(header.raw_width, header.raw_height) > _MAX_SIDE:
+        raise Fault.of_item(
+            Reason.MEDIA_TOO_LARGE,
+            index,
+            f"the image has {header.width}x{header.height} pixels, the limit of a side is"
+            f" {_MAX_SIDE}",
+            size=max(header.raw_width, header.raw_height),
+            limit=_MAX_SIDE,
         )
     if header.pixels > max_pixels:
         raise Fault.of_item(

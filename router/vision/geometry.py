@@ -128,15 +128,6 @@ class Draw:
     left: int = 0
     start: int = 0
 
-    @property
-    def scratch_bytes(self) -> int:
-        """Upper bound of the picture between the two passes and of the resized one."""
-        first = max(
-            self.crop.height * self.window.width,
-            self.window.height * self.crop.width if self.rule != "torch" else 0,
-        )
-        return 3 * (first + self.window.height * self.window.width)
-
 
 def whole(width: int, height: int) -> Box:
     return Box(0, 0, width, height)

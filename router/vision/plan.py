@@ -87,13 +87,6 @@ class ItemPlan:
     def output_bytes(self, pixel_format: PixelFormat) -> int:
         return prod(self.output_shape) * pixel_format.itemsize
 
-    def peak_bytes(self, pixel_format: PixelFormat) -> int:
-        """Most memory the item holds at once: source, scratch and output."""
-        pictures = max(1, len(self.frames))
-        source = 3 * self.source_width * self.source_height * pictures
-        scratch = max((draw.scratch_bytes for draw in self.draws), default=0)
-        return source + scratch + self.output_bytes(pixel_format)
-
 
 @dataclass(frozen=True, slots=True)
 class Replacement:

@@ -24,6 +24,9 @@ from router.vision.geometry import Filter, Rule
 _SUPPORT: dict[Filter, float] = {"bilinear": 1.0, "bicubic": 2.0, "lanczos": 3.0}
 _PILLOW_PRECISION = 32 - 8 - 2
 _TORCH_MAX_PRECISION = 22
+# Weights take some twenty bytes for each pixel of the longer side; those of longer ones are
+# made anew each time.
+_LONGEST_KEPT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,13 @@ class Taps:
         return Taps(self.first + np.int32(by), self.count, self.weights, self.precision)
 
 
-@lru_cache(maxsize=64)
 def taps(in_size: int, out_size: int, filter: Filter, rule: Rule) -> Taps:
     """The weights that take an axis of `in_size` pixels to `out_size`."""
+    make = _made if max(in_size, out_size) > _LONGEST_KEPT else _kept
+    return make(in_size, out_size, filter, rule)
+
+
+def _made(in_size: int, out_size: int, filter: Filter, rule: Rule) -> Taps:
     scale = in_size / out_size
     stretch = max(scale, 1.0)
     support = _SUPPORT[filter] * stretch
@@ -77,6 +84,9 @@ def taps(in_size: int, out_size: int, filter: Filter, rule: Rule) -> Taps:
     scaled = weights * float(1 << precision)
     quantised = np.trunc(scaled + np.where(scaled < 0, -0.5, 0.5)).astype(np.int32)
     return Taps(first.astype(np.int32), count.astype(np.int32), quantised, precision)
+
+
+_kept = lru_cache(maxsize=64)(_made)
 
 
 def vertical_first(rule: Rule, in_h: int, in_w: int, out_h: int, out_w: int) -> bool:

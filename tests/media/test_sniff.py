@@ -84,6 +84,15 @@ def test_the_limit_itself_is_allowed() -> None:
         sniff(data, max_pixels=599, index=0)
 
 
+@pytest.mark.parametrize("size", [((1 << 20) + 1, 1), (1, 1 << 24)])
+def test_a_side_of_millions_is_refused_however_few_pixels_there_are(size: tuple[int, int]) -> None:
+    data = bytearray(read("tiny_20x30.png"))
+    data[16:24] = struct.pack(">LL", *size)
+    fault = refused(bytes(data))
+    assert fault.reason is Reason.MEDIA_TOO_LARGE
+    assert fault.metadata["limit"] == str(1 << 20)
+
+
 @pytest.mark.parametrize("name", ["photo_640x480.jpg", "tiny_20x30.png", "solid_61x43.bmp"])
 def test_a_size_of_nothing_is_refused(name: str) -> None:
     data = bytearray(read(name))

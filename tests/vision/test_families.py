@@ -81,6 +81,18 @@ def test_only_families_proven_against_a_worker_are_left_to_it(family: str) -> No
     assert made(family).worker_expandable == proven.get(family, set())
 
 
+@pytest.mark.parametrize("family", ["phi3_v", "phi3_5_v", "pixtral", "llava_next"])
+def test_a_picture_of_less_than_nothing_is_no_claim(family: str) -> None:
+    spec = spec_of(family, PROCESSORS[family]["preprocessor_config"])
+    plan = spec.plan_image(336, 336, index=0)
+    (sizes,) = spec.side_tensors([plan]).values()
+    side = {"image_sizes": [int(n) for n in sizes[0]]}
+    shape = (1, *plan.output_shape[1:])
+    assert spec.claim("image", side, shape).feature_tokens == plan.feature_tokens
+    with pytest.raises(ValueError, match="size"):
+        spec.claim("image", {"image_sizes": [-n for n in side["image_sizes"]]}, shape)
+
+
 def test_llama4_separates_tiles_and_rows() -> None:
     spec = made("llama4")
     plan = spec.plan_image(640, 480, index=0)

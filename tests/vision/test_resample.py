@@ -15,6 +15,7 @@ from router.vision.backend import loops
 from router.vision.backend.cpu import CpuBackend
 from router.vision.geometry import Box, Draw, Filter, Rule, Tiles, whole
 from router.vision.plan import PixelFormat
+from router.vision.resample import taps
 from router.vision.values import Normalization, value_table
 from tests.vision.pictures import golden, picture
 
@@ -43,6 +44,14 @@ def resized(
     draw = Draw(crop, *size, window, filter, rule, layout)
     BACKEND.draw(pixels, draw, LEVELS, out.reshape(-1))
     return np.ascontiguousarray(out.transpose(1, 2, 0))
+
+
+def test_weights_are_kept_but_for_those_that_take_megabytes() -> None:
+    assert taps(4000, 1000, "bicubic", "torch") is taps(4000, 1000, "bicubic", "torch")
+    for sizes in ((1 << 17, 10), (10, 1 << 17)):
+        once, again = (taps(*sizes, "bicubic", "torch") for _ in range(2))
+        assert once is not again
+        assert np.array_equal(once.weights, again.weights)
 
 
 @pytest.mark.parametrize("rule", list(KEYS))

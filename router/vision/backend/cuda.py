@@ -88,7 +88,6 @@ class CudaBackend:
         self._smallest = smallest
         self._on_failure = on_failure
         self._free: list[_Lane] = []
-        self._unmade = lanes
         self._turn = threading.Semaphore(lanes)
         self._lock = threading.Lock()
         self._broken = False

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from router.faults import Fault, Reason
 from router.vision.files import ModelFiles
 from router.vision.geometry import Box, Draw, whole
 from router.vision.models.image_only import SquareSpec, encoder_patch, one_tile, view_tokens
 from router.vision.plan import ItemPlan
 from router.vision.settings import Reader, model_token
+
+# The whole picture is resized before its middle is cut out; this is as much as a worker's
+# own loader takes for a picture.
+_MOST_PIXELS = 178_956_970
 
 
 class Llava(SquareSpec):
@@ -35,6 +40,16 @@ class Llava(SquareSpec):
         if len(self._size) == 1:  # the shorter side
             short = self._size[0]
             long = int(short * max(source) / min(source))
+            if short * long > _MOST_PIXELS:
+                raise Fault.of_item(
+                    Reason.MEDIA_ASPECT_RATIO,
+                    index,
+                    f"{width}x{height} is too narrow for {self.family}: with a shorter side of "
+                    f"{short} it has more than {_MOST_PIXELS} pixels",
+                    width=width,
+                    height=height,
+                    limit=_MOST_PIXELS,
+                )
             new_width, new_height = (short, long) if width <= height else (long, short)
         else:
             new_height, new_width = self._size

@@ -168,6 +168,7 @@ class Phi3V(ImageSpec):
     ) -> Claim:
         height, width = side["image_sizes"]
         rows, columns = height // self._side, width // self._side
-        if height % self._side or width % self._side or not 0 < rows * columns <= self._most_crops:
+        whole_tiles = min(rows, columns) > 0 and not (height % self._side or width % self._side)
+        if not whole_tiles or rows * columns > self._most_crops:
             raise ValueError("its size is not that of a canvas of the model's")
         return Claim(1, self._tokens(rows, columns))
