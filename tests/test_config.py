@@ -132,7 +132,22 @@ def test_an_address_of_a_worker(text: str, address: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "h", "h:", ":1", "h:0", "h:65536", "h:x", "http://h:1", "::1:50051", "h/x:1", "h:²"],
+    [
+        "",
+        "h",
+        "h:",
+        ":1",
+        "h:0",
+        "h:65536",
+        "h:x",
+        "http://h:1",
+        "::1:50051",
+        "h/x:1",
+        "h:²",
+        "h\0:1",
+        "a b:1",
+        "h\n:1",
+    ],
 )
 def test_what_is_no_address_of_a_worker(text: str) -> None:
     with pytest.raises(ValueError):

@@ -54,7 +54,9 @@ def worker_address(text: str) -> str:
     """HOST:PORT from `grpc://HOST:PORT` or `HOST:PORT`. Raises ValueError."""
     address = text.strip().removeprefix("grpc://").rstrip("/")
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536 or "/" in host:
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536 or not host:
+        raise ValueError(f"not a worker's address: {text!r} (write grpc://HOST:PORT)")
+    if "/" in host or " " in host or not host.isprintable():
         raise ValueError(f"not a worker's address: {text!r} (write grpc://HOST:PORT)")
     if ":" in host and not (host.startswith("[") and host.endswith("]")):
         raise ValueError(f"not a worker's address: {text!r} (write grpc://[IPV6]:PORT)")

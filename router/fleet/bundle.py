@@ -13,7 +13,7 @@ import lzma
 import struct
 import zipfile
 import zlib
-from collections.abc import AsyncIterable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -101,17 +101,36 @@ class _TokenizerStub(Protocol):
     GetTokenizer: Any
 
 
-async def fetch_bundle(stub: _TokenizerStub, *, timeout: float = 60.0) -> TokenizerBundle:
+async def fetch_bundle(
+    stub: _TokenizerStub, *, timeout: float = 60.0, idle: float = 10.0
+) -> TokenizerBundle:
     """Reads GetTokenizer of a `VllmEngineStub` on an aio channel.
 
     Raises `BundleError`, or `grpc.aio.AioRpcError` when the call fails.
-    `timeout` is in seconds.
+    `timeout` is for all of it and `idle` for each chunk, in seconds: a large
+    archive takes its time, and a worker that hangs must not get as much.
     """
     call = stub.GetTokenizer(common.GetTokenizerRequest(), timeout=timeout)
     try:
-        return await read_bundle(call)
+        return await read_bundle(_coming(call, idle))
     finally:
         call.cancel()
+
+
+async def _coming(
+    chunks: AsyncIterable[common.GetTokenizerChunk], idle: float
+) -> AsyncIterator[common.GetTokenizerChunk]:
+    """The chunks as they come. Raises `BundleError` when none comes for `idle` seconds."""
+    coming = aiter(chunks)
+    while True:
+        try:
+            async with asyncio.timeout(idle):
+                chunk = await anext(coming, None)
+        except TimeoutError:
+            raise BundleError(f"GetTokenizer sent nothing for {idle:g}s") from None
+        if chunk is None:
+            return
+        yield chunk
 
 
 async def read_bundle(chunks: AsyncIterable[common.GetTokenizerChunk]) -> TokenizerBundle:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import zipfile
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
 from router.fleet import bundle
-from router.fleet.bundle import BundleError, TokenizerBundle, read_bundle
+from router.fleet.bundle import BundleError, TokenizerBundle, fetch_bundle, read_bundle
 from router.wire import common
 
 
@@ -90,6 +92,26 @@ async def test_a_stream_that_goes_on_for_ever_is_cut(monkeypatch: pytest.MonkeyP
     with pytest.raises(BundleError, match="over"):
         await read_bundle(endless())
     assert sent == 11
+
+
+async def test_a_worker_that_sends_nothing_is_not_waited_for_as_long_as_for_an_archive() -> None:
+    cancelled = False
+
+    class Silent:
+        """A call whose second chunk never comes."""
+
+        async def __aiter__(self) -> AsyncIterator[common.GetTokenizerChunk]:
+            yield common.GetTokenizerChunk(data=b"PK")
+            await asyncio.Event().wait()
+
+        def cancel(self) -> None:
+            nonlocal cancelled
+            cancelled = True
+
+    stub = SimpleNamespace(GetTokenizer=lambda *_, **__: Silent())
+    with pytest.raises(BundleError, match=r"GetTokenizer sent nothing for 0\.01s"):
+        await fetch_bundle(stub, idle=0.01)
+    assert cancelled
 
 
 async def test_chunks_are_joined_and_their_checksum_counts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -64,6 +65,8 @@ def test_json_says_the_same() -> None:
         (b'[[workers]]\naddress = "a:1"\n[[workers]]\naddress = "a:1"', "a:1 is listed twice"),
         (b"workers = [3]", "workers[0]: not a table"),
         (b"\xff\xfe", "can't decode"),
+        (b"workers = " + b"[" * 10_000, "nested too deeply"),
+        (b'[[workers]]\naddress = "h\\u0000:1"', "workers[0]: not a worker's address"),
     ],
 )
 def test_a_broken_file_says_what_is_wrong_where(content: bytes, said: str) -> None:
@@ -111,6 +114,32 @@ async def test_a_file_that_comes_later_is_read_when_it_is_there(tmp_path: Path) 
     async with aclosing(FileDiscovery(file, interval=0.01).sets()) as sets:
         first = asyncio.create_task(Follower(sets).next())
         await asyncio.sleep(0)
+        file.write_text(listing("a:1"))
+        assert await first == ["a:1"]
+
+
+async def test_what_is_no_file_breaks_as_a_broken_file_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = Mock()
+    monkeypatch.setattr(file_discovery, "_log", log)
+    monkeypatch.setattr(file_discovery, "_MAX_BYTES", 1000)
+    file = tmp_path / "workers.toml"
+
+    def told() -> list[str]:
+        return [call.kwargs["why"] for call in log.error.call_args_list]
+
+    os.mkfifo(file)
+    async with aclosing(FileDiscovery(file, interval=0.01).sets()) as sets:
+        first = asyncio.create_task(Follower(sets).next())
+        await eventually(lambda: told() == ["it is not a regular file"])
+        file.unlink()
+        file.mkdir()
+        await eventually(lambda: len(told()) > 1 and told()[-1] == "Is a directory")
+        file.rmdir()
+        file.write_bytes(b"#" * 1001)
+        await eventually(lambda: told()[-1] == "it has more than 1000 bytes")
+        assert not first.done()
         file.write_text(listing("a:1"))
         assert await first == ["a:1"]
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import stat
 import tomllib
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from router.observe.logging import get_logger
 _log = get_logger("discovery")
 
 _KEYS = {"address", "role", "model", "labels"}
+_MAX_BYTES = 64 << 20
 
 
 class FileDiscovery:
@@ -47,7 +50,7 @@ class FileDiscovery:
         trouble = ""
         while True:
             try:
-                content = await asyncio.to_thread(self._path.read_bytes)
+                content = await asyncio.to_thread(_content, self._path)
                 if content != seen:
                     found = parse(content, is_json=self._path.suffix == ".json")
                     seen, trouble = content, ""
@@ -68,7 +71,10 @@ def parse(content: bytes, *, is_json: bool = False) -> list[Endpoint]:
     for an empty fleet: that is written as `workers = []`.
     """
     text = content.decode("utf-8")
-    document = json.loads(text) if is_json else tomllib.loads(text)
+    try:
+        document = json.loads(text) if is_json else tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(document, dict) or not isinstance(document.get("workers"), list):
         raise ValueError("there is no list of workers")
     endpoints = [_endpoint(i, entry) for i, entry in enumerate(document["workers"])]
@@ -77,6 +83,18 @@ def parse(content: bytes, *, is_json: bool = False) -> list[Endpoint]:
         if address in addresses[:i]:
             raise ValueError(f"workers[{i}]: {address} is listed twice")
     return endpoints
+
+
+def _content(path: Path) -> bytes:
+    """What is in the file. Raises OSError, or ValueError for what is no file to be read whole."""
+    # A pipe without a writer would hold the thread for ever; so it is opened without waiting.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
+        content = file.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
+    return content
 
 
 def _endpoint(index: int, entry: Any) -> Endpoint:
