@@ -25,10 +25,10 @@ from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.prefix.gauges import prefix_gauges
 from router.prefix.warm import compile_ahead
-from router.request.admission import Admission
+from router.request.admission import Admission, draining
 from router.request.decide import Decider
 from router.request.disagg import Pairs
-from router.request.dispatch import Dispatcher
+from router.request.dispatch import CUT, Dispatcher
 from router.request.explain import Explainer
 from router.request.gauges import request_gauges
 from router.request.pipeline import Pipeline
@@ -67,8 +67,13 @@ if TYPE_CHECKING:
 
 _log = get_logger("app")
 
-# Grace for streams to see their end after they were told to stop.
-_LAST_GRACE = 2.5
+# Seconds that workers get to end what they were told to end.
+_CUT_GRACE = 1.5
+# Grace for clients to hear of the end, and the same where nothing is to be waited for.
+_LAST_GRACE = 2.0
+_NO_GRACE = 0.2
+# Seconds for a collector to take the last spans.
+_LAST_SPANS = 2.0
 # How long a process that replaces another waits for a worker before it takes connections.
 _HEAD_START = 5.0
 
@@ -204,7 +209,7 @@ class App:
         async with AsyncExitStack() as stack:
             if self._shared is not None:
                 stack.callback(self._shared.close)
-            stack.push_async_callback(asyncio.to_thread, self.tracing.close)
+            stack.push_async_callback(self._send_last_spans)
             stack.push_async_callback(self._intake.close)
             await stack.enter_async_context(
                 self.faces.pages(self.metrics, self._why_not_ready, self._status)
@@ -236,6 +241,13 @@ class App:
             await self._stop.wait()
             await self._drain(server)
 
+    async def _send_last_spans(self) -> None:
+        try:
+            async with asyncio.timeout(_NO_GRACE if self._stop_now.is_set() else _LAST_SPANS):
+                await asyncio.to_thread(self.tracing.close)
+        except TimeoutError:
+            _log.warning("spans_lost", why="the collector does not answer")
+
     async def _drain(self, server: grpc.aio.Server) -> None:
         self._publish_health()
         self.admission.stop()
@@ -245,15 +257,25 @@ class App:
                 await _first_of(self.admission.idle, self._stop_now)
         except TimeoutError:
             _log.warning("drain_timeout", running=self.admission.active)
-        if self._stop_now.is_set():
-            # What runs is cancelled as everything closes, at the workers too.
-            _log.warning("stopped", cut=self.admission.active)
-            return
-        attempts = self.dispatcher.running.all()
-        await asyncio.gather(*(attempt.cut() for attempt in attempts))
+        cut = self.admission.active
+        if not self._stop_now.is_set():
+            await self._cut()
+        # Whoever is left has no worker, or one that does not answer; the client is told so too.
+        self.pipeline.active.end_all(lambda: draining(CUT))
         # A request that is done has yet to send its status; the grace ends with the last one.
-        await server.stop(_LAST_GRACE)
-        _log.info("stopped", cut=len(attempts))
+        await server.stop(_NO_GRACE if self._stop_now.is_set() else _LAST_GRACE)
+        tell = _log.warning if self._stop_now.is_set() else _log.info
+        tell("stopped", cut=cut)
+
+    async def _cut(self) -> None:
+        """Has the workers end what runs, so that clients get what there is of it."""
+        attempts = self.dispatcher.running.all()
+        try:
+            async with asyncio.timeout(_CUT_GRACE):
+                await asyncio.gather(*(attempt.cut() for attempt in attempts))
+                await _first_of(self.admission.idle, self._stop_now)
+        except TimeoutError:
+            pass  # workers that hang, or requests that have none
 
     async def _catch_up(self, orders: Orders | None) -> None:
         """Orders that the siblings have, and a worker: without, connections would fail."""

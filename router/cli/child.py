@@ -34,8 +34,10 @@ def main() -> int:
 
 async def _serve(settings: Settings, place: Place, supervisor: int) -> int:
     from router.app import App
+    from router.cli.leave import leave_soon
     from router.rooms import CannotStart
 
+    code = 0
     loop = asyncio.get_running_loop()
     try:
         app = App(settings, place)
@@ -52,8 +54,9 @@ async def _serve(settings: Settings, place: Place, supervisor: int) -> int:
         await app.run()
     except CannotStart as error:
         sys.stderr.write(f"mmrouter serve: {error}\n")
-        return 1
-    return 0
+        code = 1
+    leave_soon(code)
+    return code
 
 
 if __name__ == "__main__":

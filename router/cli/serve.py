@@ -67,8 +67,10 @@ async def _supervise(settings: config.Settings) -> int:
 
 async def _serve(settings: config.Settings) -> int:
     from router.app import App
+    from router.cli.leave import leave_soon
     from router.rooms import CannotStart
 
+    code = 0
     try:
         app = App(settings)
         loop = asyncio.get_running_loop()
@@ -77,5 +79,6 @@ async def _serve(settings: config.Settings) -> int:
         await app.run()
     except CannotStart as error:
         sys.stderr.write(f"mmrouter serve: {error}\n")
-        return 1
-    return 0
+        code = 1
+    leave_soon(code)
+    return code

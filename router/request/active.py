@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -17,15 +17,21 @@ class Aborted(Exception):
 
 @dataclass
 class ActiveRequest:
-    """One request's time: it ends at its deadline, or when it is aborted."""
+    """One request's time: it ends at its deadline, or when it is ended before."""
 
     _limit: asyncio.Timeout
-    aborted: bool = False
+    # What it ends with, if not with its deadline.
+    why: Exception | None = None
 
     def abort(self) -> None:
-        """Ends the request at once."""
-        self.aborted = True
-        self._limit.reschedule(asyncio.get_running_loop().time())
+        """Ends the request at once, as its client has asked."""
+        self.end(Aborted())
+
+    def end(self, why: Exception) -> None:
+        """Ends the request at once, with `why`; one that is about to end does so as it would."""
+        if not self._limit.expired():
+            self.why = why
+            self._limit.reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass
@@ -38,12 +44,18 @@ class ActiveRequests:
         """The requests that came under this id; two clients may have had the same idea."""
         return list(self._by_id.get(request_id, ()))
 
+    def end_all(self, why: Callable[[], Fault]) -> None:
+        """Ends every request at once, each with a fault of its own."""
+        for requests in self._by_id.values():
+            for request in requests:
+                request.end(why())
+
     @asynccontextmanager
     async def running(self, request_id: str, deadline: float) -> AsyncIterator[None]:
         """The life of one request, until `deadline` (loop time).
 
         Raises `Fault` WORKER_TIMEOUT when the time is over, `Aborted` when it
-        was aborted.
+        was aborted, or what it was ended with.
         """
         limit = asyncio.timeout_at(deadline)
         request = ActiveRequest(limit)
@@ -52,9 +64,7 @@ class ActiveRequests:
             async with limit:
                 yield
         except TimeoutError:
-            if request.aborted:
-                raise Aborted from None
-            raise too_late() from None
+            raise request.why or too_late() from None
         finally:
             present = self._by_id[request_id]
             present.remove(request)

@@ -43,7 +43,8 @@ _log = get_logger("request")
 
 # Makes the ids of this process' attempts its own.
 _PROCESS = secrets.token_hex(6)
-_CUT = "the router stopped before the request was done"
+# What a client is told whose request the router has ended.
+CUT = "the router stopped before the request was done"
 _SHOWN_ID = 128
 # How often it is looked whether a worker has become available, in seconds.
 _LOOK_AGAIN = 0.05
@@ -225,12 +226,12 @@ class Dispatcher:
             call = self._traced if self.tracing.on else self._call
             await call(attempt, exchange)
             if attempt.was_cut:
-                raise draining(_CUT)
+                raise draining(CUT)
             result, outcome = CallResult.SUCCESS, "ok"
             return None
         except AttemptFailed as failed:
             if attempt.was_cut:
-                raise draining(_CUT) from None
+                raise draining(CUT) from None
             if attempt.on_break is not None and attempt.progress.started:
                 attempt.on_break(failed)
             result, outcome = failed.why.result, failed.why.fault.reason.name.lower()

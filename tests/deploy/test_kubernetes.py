@@ -100,7 +100,7 @@ def test_a_pod_lives_long_enough_to_drain() -> None:
     for pod in pods():
         (router,) = pod["containers"]
         pause = router["lifecycle"]["preStop"]["sleep"]["seconds"]
-        assert pod["terminationGracePeriodSeconds"] >= pause + drain_of(pod) + 5
+        assert pod["terminationGracePeriodSeconds"] >= pause + drain_of(pod) + 10
 
 
 def test_probes_ask_for_what_they_mean() -> None:

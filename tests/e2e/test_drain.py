@@ -10,6 +10,8 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from router.fleet.worker import WorkerState
@@ -17,12 +19,14 @@ from router.wire import ENGINE_SERVICE
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 from tests.e2e.processes import router
 from tests.serving import (
+    PICTURE,
     Refusal,
     completes,
     eventually,
     hold_answers,
     nobody_at,
     refusal_of,
+    seeing,
     serving,
     streamed,
     tokenized,
@@ -253,3 +257,74 @@ async def test_a_router_does_not_wait_for_ever(again: bool) -> None:
                 assert worker.stats.aborted == 1
     finally:
         await worker.stop(0)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["limit", "second signal"])
+async def test_requests_that_nobody_ends_are_told_why_they_end(again: bool) -> None:
+    """One at a worker that heeds no Abort, one whose media are still on their way."""
+    worker = SimWorker(SimOptions(faults=("Abort: hang",)))
+    await worker.start("127.0.0.1:0")
+    asked, over = asyncio.Event(), asyncio.Event()
+
+    async def silent(request: web.Request) -> web.Response:
+        asked.set()
+        await over.wait()
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_get("/x.png", silent)
+    try:
+        async with (
+            TestServer(app) as host,
+            router(
+                *("--worker", worker.address, "--drain-timeout", "1h" if again else "100ms"),
+                *("--mm-processing", "router", "--media-allow-private-hosts"),
+            ) as running,
+            grpc.aio.insecure_channel(running.address) as channel,
+        ):
+            stub = VllmEngineStub(channel)
+            await eventually(lambda: running.events("worker_state")[-1]["state"] == "ready")
+            calls = [
+                stub.Generate(tokenized("[[sim: hang]]"), timeout=60),
+                stub.Generate(seeing(PICTURE, str(host.make_url("/x.png"))), timeout=60),
+            ]
+            ends = [asyncio.create_task(refusal_of(drained(call))) for call in calls]
+            await eventually(lambda: worker.stats.live == 1)
+            await asked.wait()
+            running.send(signal.SIGTERM)
+            if again:
+                await eventually(lambda: running.events("draining"))
+                running.send(signal.SIGTERM)
+            for end in ends:
+                refused = await end
+                assert (refused.code, refused.reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+                assert refused.retry_after is not None
+            assert await running.ended() == 0
+            over.set()
+            await eventually(lambda: worker.stats.live == 0)
+        ended = [(line["outcome"], line["reason"]) for line in running.events("request")]
+        assert ended == [("unavailable", "draining")] * 2
+    finally:
+        await worker.stop(0)
+
+
+async def test_a_collector_that_does_not_answer_does_not_hold_up_the_end() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    collector = await asyncio.start_server(silent, "127.0.0.1", 0)
+    async with collector:
+        port = collector.sockets[0].getsockname()[1]
+        async with (
+            router("--sim", "1", "--otlp-endpoint", f"http://127.0.0.1:{port}") as running,
+            grpc.aio.insecure_channel(running.address) as channel,
+        ):
+            stub = VllmEngineStub(channel)
+            await drained(stub.Generate(tokenized("x"), timeout=30, wait_for_ready=True))
+            running.send(signal.SIGTERM)
+            assert await running.ended() == 0
+        # The library's thread gives up only after 10 s, which nobody waits for.
+        assert running.events("spans_lost")
+        assert running.events("exit_held_up")
+        assert not running.events("text")
