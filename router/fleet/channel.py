@@ -34,6 +34,8 @@ class ChannelSettings:
             ("grpc.min_reconnect_backoff_ms", 200),
             ("grpc.max_reconnect_backoff_ms", 5_000),
             ("grpc.enable_retries", 0),
+            # A proxy from the environment is meant for the web, not for the fleet.
+            ("grpc.enable_http_proxy", 0),
             # One connection a worker, not one shared by every channel of the process.
             ("grpc.use_local_subchannel_pool", 1),
         ]
