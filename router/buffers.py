@@ -9,7 +9,8 @@ from __future__ import annotations
 import mmap
 import threading
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from contextlib import suppress
 from math import prod
 from typing import Any
 
@@ -36,13 +37,17 @@ class BufferPool:
         # By size; the one that was used last stands last.
         self._idle: OrderedDict[int, list[Block]] = OrderedDict()
         self._idle_bytes = 0
-        # Finalizers may run inside any allocation of this thread.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        # What came back and is not among the idle yet: a finalizer may run inside any
+        # allocation, also one of the thread that has the lock.
+        self._returned: deque[Block] = deque()
 
     @property
     def idle_bytes(self) -> int:
         """Memory kept for the next arrays."""
-        return self._idle_bytes
+        with self._lock:
+            self._sort_in()
+            return self._idle_bytes
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """An uninitialised C-contiguous array."""
@@ -58,6 +63,7 @@ class BufferPool:
 
     def _take(self, size: int) -> Block:
         with self._lock:
+            self._sort_in()
             blocks = self._idle.get(size)
             if blocks:
                 self._idle.move_to_end(size)
@@ -66,7 +72,17 @@ class BufferPool:
         return _fresh(size)
 
     def _give(self, block: Block) -> None:
-        with self._lock:
+        self._returned.append(block)
+        # Where somebody has the lock, the next one who takes it sorts the block in.
+        while self._returned and self._lock.acquire(blocking=False):
+            try:
+                self._sort_in()
+            finally:
+                self._lock.release()
+
+    def _sort_in(self) -> None:
+        while self._returned:
+            block = self._returned.popleft()
             self._idle.setdefault(block.nbytes, []).append(block)
             self._idle.move_to_end(block.nbytes)
             self._idle_bytes += block.nbytes
@@ -89,7 +105,8 @@ def _fresh(size: int) -> Block:
     # Not from the allocator, whose heap a block that is kept would cut in two.
     mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without them
+            mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8)
 
 

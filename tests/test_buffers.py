@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 
@@ -43,6 +47,38 @@ def test_what_is_larger_than_the_limit_is_not_kept() -> None:
     del (large := [pool.empty((3 << 20,), _U8)])[:]
     assert not large
     assert pool.idle_bytes == 0
+
+
+def test_memory_may_come_back_while_other_is_taken() -> None:
+    """As when the collector runs in the middle of it and finds an array in a cycle."""
+    pool = BufferPool(3 << 20)
+    taken = pool.empty((1 << 20,), _U8)
+    held = [pool.empty((3 << 20,), _U8)]
+    del taken
+
+    class Interrupted(OrderedDict[int, list[np.ndarray]]):
+        def move_to_end(self, key: int, last: bool = True) -> None:
+            held.clear()
+            super().move_to_end(key, last)
+
+    pool._idle = Interrupted(pool._idle)
+    again = pool.empty((1 << 20,), _U8)
+    assert pool.idle_bytes == 3 << 20
+    del again
+    assert pool.idle_bytes <= 3 << 20
+
+
+def test_a_kernel_without_huge_pages_gives_memory_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Plain(mmap.mmap):
+        def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(mmap, "mmap", Plain)
+    array = BufferPool(0).empty((4 << 20,), _U8)
+    array[:] = 1
+    assert int(array.sum()) == 4 << 20
 
 
 def test_arrays_are_writeable_and_shaped() -> None:
