@@ -26,13 +26,14 @@ def parse_duration(text: str | float) -> float:
 
     Raises ValueError for anything else, negative values included.
     """
-    if isinstance(text, int | float):
-        if not 0 <= text < math.inf:
-            raise ValueError(f"not a duration: {text}")
-        return float(text)
+    if isinstance(text, bool) or not isinstance(text, str | int | float):
+        # A file holds values of other kinds too.
+        raise ValueError(f"not a duration: {text!r}")
+    if not isinstance(text, str):
+        return _finite(text)
     compact = text.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", compact):
-        return float(compact)
+        return _finite(float(compact))
     if not _COMPOUND.fullmatch(compact):
         raise ValueError(f"not a duration: {text!r} (write 250ms, 5s, 1m30s or 2h)")
     seconds = 0.0
@@ -40,7 +41,7 @@ def parse_duration(text: str | float) -> float:
         if unit not in _DURATION_UNITS:
             raise ValueError(f"not a unit of time: {unit!r} (use us, ms, s, m or h)")
         seconds += float(number) * _DURATION_UNITS[unit]
-    return seconds
+    return _finite(seconds)
 
 
 def parse_size(text: str | int) -> int:
@@ -48,6 +49,8 @@ def parse_size(text: str | int) -> int:
 
     Raises ValueError for anything else, negative values included.
     """
+    if isinstance(text, bool) or not isinstance(text, str | int):
+        raise ValueError(f"not a size: {text!r} (write 4096, 64MiB or 1GB)")
     if isinstance(text, int):
         if text < 0:
             raise ValueError(f"a size cannot be negative: {text}")
@@ -75,6 +78,12 @@ def format_size(nbytes: int) -> str:
         if nbytes and nbytes % factor == 0:
             return f"{nbytes // factor}{unit}"
     return f"{nbytes}B"
+
+
+def _finite(seconds: float) -> float:
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"not a duration: {seconds}")
+    return float(seconds)
 
 
 def _plain(number: Decimal) -> str:

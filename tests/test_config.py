@@ -306,6 +306,21 @@ def test_values_out_of_bounds_are_refused_by_name(field: str, value: str) -> Non
         load({field: value})
 
 
+@pytest.mark.parametrize("field", ["request_timeout", "max_message_bytes"])
+@pytest.mark.parametrize("value", ["[1]", "true", "{ a = 1 }", "2020-01-01"])
+def test_a_value_of_another_kind_is_refused_by_name(file: Any, field: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field}: not a (duration|size)"):
+        load({}, file(f"{field} = {value}"))
+
+
+def test_a_table_in_the_environment_that_is_no_table_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MMROUTER_MODELS", "abc")
+    with pytest.raises(ConfigError, match="MMROUTER_MODELS"):
+        load({})
+
+
 def test_settings_do_not_change_once_read() -> None:
     with pytest.raises(ValidationError):
         load({}).policy = "random"  # type: ignore[misc]

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import AliasChoices, ValidationError
+from pydantic_settings import SettingsError
 
-from router.config.settings import Settings
+from router.config.settings import TABLES, Settings
 
 # What Kubernetes tells each pod of a Service that is called mmrouter, or mmrouter-SOMETHING.
 _OF_A_SERVICE = re.compile(
@@ -39,6 +40,10 @@ def load(flags: dict[str, Any], file: str | Path | None = None) -> Settings:
         return Settings(**{_init_name(key): value for key, value in merged.items()})
     except ValidationError as error:
         raise ConfigError("\n".join(_problem(entry) for entry in error.errors())) from error
+    except SettingsError as error:
+        # Tables alone are read as JSON there.
+        names = ", ".join(f"MMROUTER_{name.upper()}" for name in sorted(TABLES))
+        raise ConfigError(f"{names}: not a JSON object") from error
 
 
 def unknown_variables(environment: Iterable[str]) -> list[tuple[str, str]]:
