@@ -264,8 +264,10 @@ class App:
         self.pipeline.active.end_all(lambda: draining(CUT))
         # A request that is done has yet to send its status; the grace ends with the last one.
         await server.stop(_NO_GRACE if self._stop_now.is_set() else _LAST_GRACE)
-        tell = _log.warning if self._stop_now.is_set() else _log.info
-        tell("stopped", cut=cut)
+        if self._stop_now.is_set():
+            _log.warning("stopped", cut=cut)
+        else:
+            _log.info("stopped", cut=cut)
 
     async def _cut(self) -> None:
         """Has the workers end what runs, so that clients get what there is of it."""
