@@ -23,10 +23,13 @@ _MAX_LINE = 2000
 _MAX_TRACEBACK = 1200
 _MAX_ID = 128
 
-# A host, after the credentials that may stand before it.
+# A host, after the credentials that may stand before it. Without a bound on the scheme every
+# dot of a long text would begin a walk to its end.
 _URL = re.compile(
-    r"\b(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*)://(?:[^\s/?#'\"]*@)?(?P<host>[^\s/?#'\"]*)"
+    r"\b(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]{0,31})://(?:[^\s/?#'\"]*@)?(?P<host>[^\s/?#'\"]*)"
 )
+# Where a text ends within a URL's authority, of which it cannot be told what is a password.
+_CUT_OFF = re.compile(r"://[^\s/?#'\"]*\Z")
 _REST = re.compile(r"[^\s'\"]*")
 _DATA_URL = re.compile(r"\bdata:[^\s'\"]*", re.IGNORECASE)
 
@@ -157,7 +160,11 @@ def _told(text: str, *, tail: bool = False) -> str:
     if tail:
         # The beginning of a URL must not be cut off before it is known for one.
         return _cut(without_secrets(text), _MAX_TRACEBACK, tail=True)
-    return without_secrets(_cut(text, _MAX_VALUE))
+    if len(text) <= _MAX_VALUE:
+        return without_secrets(text)
+    # Of a long text only what is told is looked through.
+    kept = without_secrets(_CUT_OFF.sub("://", text[:_MAX_VALUE]))
+    return f"{kept}… ({len(text)} characters)"
 
 
 def _cut(text: str, limit: int, *, tail: bool = False) -> str:

@@ -49,6 +49,25 @@ def test_an_exception_is_told_without_the_urls_in_its_message(logged: io.StringI
     assert "SECRET" not in logged.getvalue() and "u:p" not in logged.getvalue()
 
 
+@pytest.mark.parametrize("length", range(470, 515))
+def test_a_value_that_is_cut_within_a_url_tells_nothing_of_it(
+    logged: io.StringIO, length: int
+) -> None:
+    get_logger("test").error("long", value="x" * length + " https://user:SECRET@a.example/path?q")
+    told = event(logged, "long")["value"]
+    assert told.endswith(f"… ({length + 37} characters)") or length + 37 <= 512
+    assert "SEC" not in told and "user" not in told
+
+
+def test_a_long_text_is_looked_through_in_one_go(logged: io.StringIO) -> None:
+    """With a walk to its end from each of its dots this takes hours."""
+    try:
+        raise ValueError("a." * 1_000_000 + " http://h/secret")
+    except ValueError as error:
+        get_logger("test").error("failed", exc_info=error)
+    assert event(logged, "failed")["exception"].split("…")[-2].endswith(" http://h/")
+
+
 @pytest.mark.parametrize("character", ["x", "ж", "\x00", '"', "\ud800"])
 def test_no_line_is_longer_than_two_kilobytes(logged: io.StringIO, character: str) -> None:
     values: dict[str, Any] = {f"key{i}": character * 5000 for i in range(12)}
