@@ -109,7 +109,8 @@ def read_frames(
     try:
         _, pixels = process.call(
             Job(Kind.VIDEO_FRAMES, len(data), len(indices)),
-            order + data,
+            order,
+            data,
             timeout=limits.decode_timeout,
             shape=(len(indices), header.height, header.width, 3),
         )

@@ -10,6 +10,9 @@ import sys
 from router.media.sandbox.confine import confine
 from router.media.sandbox.protocol import ANSWER, JOB, READY, Answer, Job, Status
 
+# What must not be possible.
+ORDERS = (b"open", b"dial", b"fork", b"run!", b"kill", b"lift", b"wipe", b"link", b"lame")
+
 
 def main() -> None:
     """Behaves badly on the data `abort`, `hang`, `eat`, `lie`, `stop`; else echoes it."""
@@ -36,9 +39,11 @@ def main() -> None:
             case b"stop":
                 connection.sendall(ANSWER.pack(*answer)[:5])
                 return
-            case b"open" | b"dial" | b"fork" | b"run!" | b"kill" | b"lift":
+            case _ if data in ORDERS:
                 try:
                     _try(data)
+                except FileNotFoundError:
+                    pass  # it was let through, to where nothing is
                 except (OSError, ValueError):
                     answer = Answer(Status.DAMAGED)
             case b"secrets?":
@@ -62,6 +67,12 @@ def _try(order: bytes) -> None:
             os.kill(os.getppid(), 0)
         case b"lift":
             resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+        case b"wipe":
+            os.truncate("/nowhere/file", 0)
+        case b"link":
+            os.symlink("/etc/hostname", "/nowhere/link")
+        case b"lame":
+            resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
 
 
 if __name__ == "__main__":

@@ -51,13 +51,22 @@ def test_a_decoder_that_runs_away_is_stopped_at_the_time_limit(hostile: DecoderP
     assert call(hostile, b"another") == b"another"
 
 
-@pytest.mark.parametrize("order", [b"eat", b"open", b"dial", b"lift", b"fork", b"run!", b"kill"])
+@pytest.mark.parametrize(
+    "order",
+    [b"eat", b"open", b"dial", b"lift", b"fork", b"run!", b"kill", b"wipe", b"link", b"lame"],
+)
 def test_memory_files_sockets_and_processes_are_out_of_reach(
     hostile: DecoderProcess, order: bytes
 ) -> None:
     with pytest.raises(SandboxFailed):
         call(hostile, order)
     assert hostile.restarts == 0
+
+
+def test_a_job_may_come_in_pieces(hostile: DecoderProcess) -> None:
+    pieces = (b"one", b"", b"two")
+    _, pixels = hostile.call(Job(Kind.IMAGE, 6), *pieces, timeout=30.0, shape=(6,))
+    assert pixels.tobytes() == b"onetwo"
 
 
 def test_the_parents_secrets_are_not_in_the_childs_environment(

@@ -86,9 +86,9 @@ class DecoderProcess:
         assert ready == READY
 
     def call(
-        self, job: Job, data: bytes, *, timeout: float, shape: tuple[int, ...] | None = None
+        self, job: Job, *data: bytes, timeout: float, shape: tuple[int, ...] | None = None
     ) -> tuple[Answer, NDArray[np.uint8]]:
-        """Sends one job and waits for its answer.
+        """Sends one job, its data in as many pieces as they come in, and waits for its answer.
 
         Returns the answer's numbers and its pixels, uint8, of `shape` (empty
         where no shape is given). Raises SandboxFailed; the child is then gone
@@ -100,7 +100,8 @@ class DecoderProcess:
         pixels = np.empty(shape if shape is not None else 0, np.uint8)
         try:
             self._send(JOB.pack(*job), deadline)
-            self._send(data, deadline)
+            for piece in data:
+                self._send(piece, deadline)
             answer = Answer(*ANSWER.unpack(self._receive(ANSWER.size, deadline)))
             if answer.status == Status.OK:
                 if answer.nbytes != pixels.nbytes:
