@@ -16,6 +16,12 @@ class MediaSource:
     url: str | None = None
     data: bytes | None = None
 
+    @property
+    def is_hosted(self) -> bool:
+        """Whether a host has to be asked for it."""
+        scheme, colon, _ = (self.url or "")[:6].partition(":")
+        return bool(colon) and scheme.lower() in ("http", "https")
+
     def __repr__(self) -> str:
         # Neither the reference nor the bytes belong into a log.
         if self.data is not None:

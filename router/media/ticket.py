@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -71,6 +72,8 @@ class Ticket:
         self._pixels: dict[int, list[Reservation]] = {}
         self._images: dict[str, Blob] = {}
         self._closed = False
+        # The first item that was cancelled while its host was to deliver it.
+        self.unfetched: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -207,7 +210,12 @@ class Ticket:
         return header, is_hard(data, header)
 
     async def _read(self, source: MediaSource, index: int) -> bytes:
-        download = await self._reader.read(source, index)
+        try:
+            download = await self._reader.read(source, index)
+        except asyncio.CancelledError:
+            if self.unfetched is None and source.is_hosted:
+                self.unfetched = index
+            raise
         self._hold(download.reservation)
         self._charge(download.reservation.amount, index)
         return download.data

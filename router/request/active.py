@@ -51,11 +51,13 @@ class ActiveRequests:
                 request.end(why())
 
     @asynccontextmanager
-    async def running(self, request_id: str, deadline: float) -> AsyncIterator[None]:
+    async def running(
+        self, request_id: str, deadline: float, late: Callable[[], Fault] | None = None
+    ) -> AsyncIterator[None]:
         """The life of one request, until `deadline` (loop time).
 
-        Raises `Fault` WORKER_TIMEOUT when the time is over, `Aborted` when it
-        was aborted, or what it was ended with.
+        Raises what `late` says when the time is over, `Fault` WORKER_TIMEOUT
+        by default, `Aborted` when it was aborted, or what it was ended with.
         """
         limit = asyncio.timeout_at(deadline)
         request = ActiveRequest(limit)
@@ -64,7 +66,7 @@ class ActiveRequests:
             async with limit:
                 yield
         except TimeoutError:
-            raise request.why or too_late() from None
+            raise request.why or (late or too_late)() from None
         finally:
             present = self._by_id[request_id]
             present.remove(request)

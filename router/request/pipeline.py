@@ -15,7 +15,7 @@ from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.policy.base import RoutingView
 from router.request import migrate, relay
-from router.request.active import Aborted, ActiveRequests
+from router.request.active import Aborted, ActiveRequests, too_late
 from router.request.admission import Admission
 from router.request.attempt import Attempt, Order
 from router.request.constraint import WireConstraint
@@ -96,9 +96,9 @@ class Pipeline:
         deadline = self._deadline(time_left)
         choices = max(1, request.sampling_params.n)
         merge = self._settings.merge_chunks and not request.router.one_chunk_a_message
-        active, place = self.active.running(record.request_id, deadline), self.admission.place()
+        active = self.active.running(record.request_id, deadline, lambda: _late(record))
         try:
-            async with active, place:
+            async with active, self.admission.place():
                 with self._intake.ticket() as ticket:
                     ready = await self._prepared(request, model, deadline, record, ticket)
                     await self._serve(ready, choices, merge, deadline, write, record)
@@ -223,7 +223,10 @@ class Pipeline:
             # Held in memory as long as those that the router makes.
             await ticket.take_bytes(record.nbytes, 0)
         admit = self._admit(request, decided, deadline)
-        prepared = await self.prepare(request, decided, ticket, admit)
+        try:
+            prepared = await self.prepare(request, decided, ticket, admit)
+        finally:
+            record.unfetched = ticket.unfetched
         record.prompt_tokens = prepared.prompt_tokens
         may_move = self._settings.migration and migrate.eligible(prepared.body.request)
         return Ready(
@@ -355,6 +358,18 @@ def _media(schemes: frozenset[str]) -> Media:
     if not schemes:
         return Media.NONE
     return Media.GIVEN if _HOSTED.isdisjoint(schemes) else Media.HOSTED
+
+
+def _late(record: Record) -> Fault:
+    """Why a request's time is over: a media host's fault where one was waited for."""
+    if record.unfetched is None:
+        return too_late()
+    return Fault.of_item(
+        Reason.MEDIA_FETCH_TIMEOUT,
+        record.unfetched,
+        "its host did not deliver before the request's time was over",
+        limit="total",
+    )
 
 
 def _aborted(index: int) -> bytes:

@@ -21,4 +21,6 @@ class Record:
     # Whether the request chose where its media are processed, and may not.
     override_ignored: bool = False
     prompt_tokens: int = 0
+    # The item whose host had not delivered it when the request ended.
+    unfetched: int | None = None
     journey: Journey = field(default_factory=Journey)

@@ -403,6 +403,16 @@ async def test_a_media_host_that_hangs_up_is_a_failed_fetch() -> None:
         await _check(served, refused, R.MEDIA_FETCH_FAILED)
 
 
+async def test_a_request_whose_time_ends_at_a_media_host_blames_no_worker() -> None:
+    settings = {"media_allow_private_hosts": True, "request_timeout": "500ms"}
+    async with running() as host, serving(TENSORS_ONLY, **settings) as served:
+        host.routes["/x.png"] = raw(b"", close=False)
+        request = seeing(PICTURE * 2, SMALL, host.url("/x.png"))
+        refused = await served.refusal(request)
+        await _check(served, refused, R.MEDIA_FETCH_TIMEOUT)
+        assert refused.about == {"index": "1", "limit": "total"}
+
+
 async def test_without_workers_nobody_is_available() -> None:
     async with serving() as served:
         refused = await served.refusal(tokenized("x"))
