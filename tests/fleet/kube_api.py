@@ -37,6 +37,8 @@ class KubeApi:
         # Answers instead of the next watches or lists: an HTTP status.
         self.refuse_watches: list[int] = []
         self.refuse_lists: list[int] = []
+        # The same with status 200: what answers is no API server, or has lost its mind.
+        self.rubbish: list[Any] = []
         self.page = 0
         self._open: list[asyncio.Queue[bytes | None]] = []
 
@@ -84,13 +86,15 @@ class KubeApi:
         self.tokens.append(request.headers.get("Authorization"))
         query = dict(request.query)
         if query.pop("labelSelector", "") != "kubernetes.io/service-name=workers":
-            return web.json_response({"items": [], "metadata": {"resourceVersion": "1"}})
+            return web.json_response(_listing([], {"resourceVersion": "1"}))
         if "watch" in query:
             return await self._watch(request, query)
         self.lists.append(query)
         self.cut()
         if self.refuse_lists:
             return web.Response(status=self.refuse_lists.pop(0), text="refused")
+        if self.rubbish:
+            return web.json_response(self.rubbish.pop(0))
         names = sorted(self.slices)
         start = int(query.get("continue", "0"))
         end = start + self.page if self.page else len(names)
@@ -98,7 +102,7 @@ class KubeApi:
         if end < len(names):
             metadata["continue"] = str(end)
         items = [self.slices[name] for name in names[start:end]]
-        return web.json_response({"items": items, "metadata": metadata})
+        return web.json_response(_listing(items, metadata))
 
     async def _watch(self, request: web.Request, query: dict[str, str]) -> web.StreamResponse:
         self.watches.append(query)
@@ -139,6 +143,10 @@ class KubeApi:
         finally:
             self.cut()
             await runner.cleanup()
+
+
+def _listing(items: list[dict[str, Any]], metadata: dict[str, str]) -> dict[str, Any]:
+    return {"kind": "EndpointSliceList", "items": items, "metadata": metadata}
 
 
 def endpoint_slice(

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,7 +18,7 @@ from router.fleet.discovery import kubernetes
 from router.fleet.discovery.kube_slices import Keys, ServiceName
 from router.fleet.discovery.kubernetes import KubernetesDiscovery, KubeSettings
 from router.fleet.endpoint import Endpoint, Role
-from tests.fleet.kube_api import NAMESPACE, KubeApi
+from tests.fleet.kube_api import NAMESPACE, KubeApi, endpoint_slice
 from tests.serving import eventually
 
 
@@ -169,15 +170,73 @@ async def test_a_refusal_is_no_empty_set_and_is_asked_again(status: int) -> None
         assert all(s for s in seen.sets)
 
 
-async def test_rubbish_in_a_watch_means_a_new_list() -> None:
+def listed(piece: Any) -> dict[str, Any]:
+    metadata = {"resourceVersion": "1"}
+    return {"kind": "EndpointSliceList", "metadata": metadata, "items": [piece]}
+
+
+def piece_with(**fields: Any) -> dict[str, Any]:
+    return endpoint_slice("a", "10.0.0.9", version=10_000) | fields
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"items": []},
+        {"kind": "Status", "status": "Success", "metadata": {}},
+        {"kind": "EndpointSliceList", "metadata": None, "items": []},
+        [],
+        None,
+        listed("x"),
+        listed({}),
+        listed(piece_with(metadata=None)),
+        listed(piece_with(metadata={"name": 3})),
+        listed(piece_with(metadata={"name": "a", "labels": "x"})),
+        listed(piece_with(endpoints="x")),
+        listed(piece_with(endpoints=[{"addresses": [3]}])),
+        listed(piece_with(endpoints=[{"addresses": ["10.0.0.9\0"]}])),
+        listed(piece_with(ports="x")),
+        listed(piece_with(ports=[{"port": 70000}])),
+    ],
+    ids=repr,
+)
+async def test_rubbish_is_no_empty_set_and_is_asked_again(answer: Any) -> None:
+    api = KubeApi()
+    api.put("a", "10.0.0.1")
+    async with following(api, keys=Keys(role="r")) as seen:
+        await eventually(lambda: api.standing)
+        api.rubbish = [answer]
+        api.cut()
+        await eventually(lambda: len(api.lists) == 3 and api.standing)
+        assert {tuple(e.address for e in s) for s in seen.sets} == {("10.0.0.1:50051",)}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        "<html>",
+        [],
+        {},
+        {"type": "ADDED", "object": {"metadata": {}}},
+        {"type": "ADDED", "object": "x"},
+        {"type": "ADDED", "object": piece_with(metadata="x")},
+        {"type": "ADDED", "object": piece_with(endpoints=3)},
+        {"type": "ERROR", "object": None},
+        {"type": "ERROR", "object": {"code": "x"}},
+    ],
+    ids=repr,
+)
+async def test_rubbish_in_a_watch_means_a_new_list(event: Any) -> None:
     api = KubeApi()
     api.put("a", "10.0.0.1")
     async with following(api) as seen:
         await eventually(lambda: api.standing)
-        api.send_raw(b"<html>not json</html>\n")
+        if isinstance(event, str):
+            api.send_raw(event.encode() + b"\n")
+        else:
+            api.send(event)
         await eventually(lambda: len(api.lists) == 2 and api.standing)
-        api.send({"type": "ADDED", "object": {"metadata": {}}})
-        await eventually(lambda: len(api.lists) == 3 and api.standing)
         assert seen.now == ["10.0.0.1"]
 
 

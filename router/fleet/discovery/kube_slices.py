@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from router.config import worker_address
 from router.fleet.endpoint import Endpoint, Role, role_named
 
 _SERVICE = re.compile(
@@ -86,7 +87,7 @@ def read(slices: Iterable[Mapping[str, Any]], wanted_port: str = "") -> list[Fou
 
     Pods that Kubernetes takes for not ready are left out, whatever they say to
     us: an operator may have taken them out on purpose. Raises ValueError where a
-    slice has several ports and nothing says which is meant.
+    slice has several ports and nothing says which is meant, or an address that is none.
     """
     found: dict[str, Found] = {}
     pods: set[str] = set()
@@ -101,7 +102,7 @@ def read(slices: Iterable[Mapping[str, Any]], wanted_port: str = "") -> list[Fou
         for entry in entries:
             host = entry["addresses"][0]
             pod = _pod(entry.get("targetRef"))
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            address = worker_address(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
             if address in found or (pod is not None and pod.uid in pods):
                 continue
             if pod is not None:

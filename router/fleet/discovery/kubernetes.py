@@ -100,10 +100,13 @@ class KubernetesDiscovery:
             page = await self._get(
                 session, self._slices_path, self._selector | {"limit": str(_PAGE)} | _if(onward)
             )
-            for item in page.get("items") or ():
-                slices[item["metadata"]["name"]] = item
-            metadata = page.get("metadata") or {}
-            onward = metadata.get("continue") or ""
+            metadata, items = page.get("metadata"), page.get("items")
+            if page.get("kind") != "EndpointSliceList" or not isinstance(metadata, dict):
+                # Somebody between us and the server: an empty answer is no empty fleet.
+                raise ApiError(200, "the answer is not an EndpointSliceList")
+            for item in items if isinstance(items, list) else ():
+                slices[_name(item)] = item
+            onward = str(metadata.get("continue") or "")
             if not onward:
                 return slices, str(metadata.get("resourceVersion") or "")
 
@@ -129,12 +132,14 @@ class KubernetesDiscovery:
             try:
                 async for line in _lines(response.content):
                     event = json.loads(line)
-                    kind, item = event.get("type"), event.get("object") or {}
+                    if not isinstance(event, dict) or not isinstance(event.get("object"), dict):
+                        raise ApiError(0, "an event without an object")
+                    kind, item = event.get("type"), event["object"]
                     if kind == "ERROR":
-                        raise ApiError(int(item.get("code") or 0), str(item.get("message")))
+                        raise ApiError(_code(item.get("code")), str(item.get("message")))
                     if kind == "BOOKMARK":
                         continue
-                    name = item["metadata"]["name"]
+                    name = _name(item)
                     at = _number(item["metadata"].get("resourceVersion"))
                     if at and at <= max(seen.get(name, 0), floor):
                         continue  # told before: an old state must not come back
@@ -146,8 +151,6 @@ class KubernetesDiscovery:
                     yield slices
             except TimeoutError:
                 return  # `resync` is over
-            except KeyError as error:
-                raise ApiError(0, f"an event without {error}") from error
 
     async def _get(
         self, session: aiohttp.ClientSession, path: str, query: Mapping[str, str]
@@ -177,6 +180,12 @@ class KubernetesDiscovery:
     async def _endpoints(
         self, session: aiohttp.ClientSession, slices: Slices
     ) -> Sequence[Endpoint]:
+        try:
+            return await self._read(session, slices)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise ApiError(0, "an object is not as the API has it") from error
+
+    async def _read(self, session: aiohttp.ClientSession, slices: Slices) -> Sequence[Endpoint]:
         found = kube_slices.read(slices.values(), self._service.port)
         pods = {f.pod.uid for f in found if f.pod is not None}
         self._pods = {uid: m for uid, m in self._pods.items() if uid in pods}
@@ -215,6 +224,19 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
         for line in lines:
             if line.strip():
                 yield line
+
+
+def _name(item: Any) -> str:
+    """The name of a slice. Raises `ApiError` for what is none."""
+    metadata = item.get("metadata") if isinstance(item, dict) else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str):
+        raise ApiError(0, "an EndpointSlice without a name")
+    return name
+
+
+def _code(status: object) -> int:
+    return status if isinstance(status, int) else 0
 
 
 def _number(version: object) -> int:
