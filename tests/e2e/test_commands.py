@@ -50,13 +50,14 @@ async def until_serving(channel: grpc.aio.Channel) -> None:
 
 async def test_health_tells_a_router_with_workers_from_one_without() -> None:
     async with serving(SimOptions()) as served:
-        addr = ("--addr", served.app.listen)
+        patience = ("--connect-timeout", "30s", "--rpc-timeout", "30s")
+        probe = ("health", "--addr", served.app.listen, *patience)
         await until_serving(served.channel)
-        assert (await mmrouter("health", *addr, "--service", ENGINE_SERVICE)).code == 0
+        assert (await mmrouter(*probe, "--service", ENGINE_SERVICE)).code == 0
         await served.workers[0].stop(0)
         await eventually(lambda: not served.app.registry.routable)
-        assert (await mmrouter("health", *addr)).code == 0
-        assert (await mmrouter("health", *addr, "--service", ENGINE_SERVICE)).code == 4
+        assert (await mmrouter(*probe)).code == 0
+        assert (await mmrouter(*probe, "--service", ENGINE_SERVICE)).code == 4
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ async def test_pictures_that_run_at_once_with_the_same_words_are_not_mixed_up() 
 
         return answer
 
-    async with learning(SimOptions()) as (served, host):
+    async with learning(SimOptions(media_timeout=60)) as (served, host):
         host.routes["/one.png"] = held("grey_203x151.png")
         host.routes["/two.png"] = held("palette_203x151.png")
         both = [seeing(PICTURE, host.url(path)) for path in ("/one.png", "/two.png")]

@@ -22,7 +22,7 @@ BRISK = ProbeSettings(
 @asynccontextmanager
 async def fleet(
     *,
-    drain_timeout: float = 10.0,
+    drain_timeout: float = 60.0,
     clock: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> AsyncIterator[Fleet]:
