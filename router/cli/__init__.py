@@ -82,7 +82,7 @@ def _run_command(command: Command, argv: Sequence[str]) -> int:
 def _unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
     near = _nearest(unknown[0].partition("=")[0], _flags(parser))
     hint = f"; did you mean {near}?" if near else ""
-    return f"{parser.prog}: unrecognized arguments: {' '.join(unknown)}{hint}\n"
+    return f"{parser.prog}: error: unrecognized arguments: {' '.join(unknown)}{hint}\n"
 
 
 def _flags(parser: argparse.ArgumentParser) -> Iterator[str]:
