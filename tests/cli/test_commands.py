@@ -50,7 +50,7 @@ def test_unknown_flag_before_the_command_is_a_usage_error() -> None:
         (("serve", "--polcy=prefix"), 2, "arguments: --polcy=prefix; did you mean --policy?\n"),
         (("workers", "list", "--josn"), 2, "arguments: --josn; did you mean --json?\n"),
         (("health", "--adr", "h:1"), 1, "arguments: --adr h:1; did you mean --addr?\n"),
-        (("sim", "--zzz"), 2, "mmrouter sim: unrecognized arguments: --zzz\n"),
+        (("sim", "--zzz"), 2, "mmrouter sim: error: unrecognized arguments: --zzz\n"),
     ],
 )
 def test_an_unknown_flag_gets_a_hint_and_no_page_of_help(
