@@ -158,7 +158,7 @@ def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     text = _read_text(files, name)
     try:
         value = json.loads(text) if text else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ChatTemplateError(f"{name} is not JSON") from error
     return value if isinstance(value, dict) else {}
 
@@ -168,7 +168,7 @@ def _bare_template(files: Mapping[str, bytes]) -> str:
     text = _read_text(files, "chat_template")
     try:
         return _named_default(json.loads(text).get("chat_template"))
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return text
 
 
@@ -177,7 +177,8 @@ def _named_default(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value}
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        named = {str(entry.get("name")): entry.get("template") for entry in entries}
         return str(named.get("default") or "")
     return ""
 

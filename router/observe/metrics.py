@@ -9,7 +9,7 @@ metrics are scraped: see `snapshot.py` and the rooms' `gauges.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TypeVar
@@ -214,7 +214,7 @@ class Metrics:
         Values are read at once; text is made of them in a thread, since with
         many workers that takes milliseconds.
         """
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = encoder(accept)
         scraped = _Scraped([*self._counted, *(snapshot.taken() for snapshot in self._snapshots)])
         return await asyncio.to_thread(encode, scraped), content_type
 
@@ -235,6 +235,17 @@ class Metrics:
         self.registry.register(collector)
         self._counted.append(collector)
         return collector
+
+
+def encoder(accept: str) -> tuple[Callable[[Collector], bytes], str]:
+    """What writes metrics in the format that an Accept header asks for, and its content type.
+
+    A header that cannot be read asks for nothing in particular.
+    """
+    try:
+        return choose_encoder(accept)
+    except (TypeError, ValueError):  # the library compares versions of whatever kind
+        return choose_encoder("")
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from router.observe.metrics import encoder
 from router.supervise.child import Child
 from router.supervise.merge import Retired, growing, merged, parsed, workers
 
@@ -103,7 +103,7 @@ class Processes:
         texts = [(child.metrics, child in fresh) for child in present]
         own = list(self.registry.collect())
         retired = self._retired.families
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = encoder(accept)
 
         def text() -> tuple[bytes, set[str]]:
             read = [(parsed(metrics), is_fresh) for metrics, is_fresh in texts]

@@ -130,6 +130,8 @@ def test_the_template_is_found_wherever_it_is_kept(files: dict[str, bytes]) -> N
         {"chat_template.jinja": b"\xff\xfe"},
         {"chat_template.jinja": b"{% if %}"},
         {"tokenizer_config.json": wrapped([{"name": "tool_use", "template": "no"}])},
+        {"tokenizer_config.json": wrapped(["no", None, [], {"name": []}])},
+        {"tokenizer_config.json": b"[" * 100_000},
     ],
 )
 def test_a_missing_or_broken_template_is_said(files: dict[str, bytes]) -> None:

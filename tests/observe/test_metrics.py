@@ -58,6 +58,12 @@ async def busy(served: Serving) -> None:
     await served.at_rest()
 
 
+async def test_an_accept_header_that_cannot_be_read_asks_for_nothing() -> None:
+    body, content_type = await Metrics().render("application/openmetrics-text;version=x")
+    assert content_type.startswith("text/plain")
+    assert b"router_build_info" in body
+
+
 @pytest.fixture(params=["text/plain", OPENMETRICS])
 def accept(request: pytest.FixtureRequest) -> str:
     return str(request.param)
