@@ -99,9 +99,9 @@ class Budget:
         assert self._used.nbytes >= 0 and self._used.pixels >= 0, "gave back more than was taken"
         self._admit()
 
-    def open(self, taken: Amount | None = None) -> Reservation:
-        """A reservation that can grow: empty, or of what `take` has taken."""
-        return Reservation(self, taken or Amount())
+    def open(self) -> Reservation:
+        """An empty reservation that can grow."""
+        return Reservation(self)
 
     def _full(self, index: int) -> Fault:
         return Fault(
@@ -143,9 +143,9 @@ class Reservation:
 
     __slots__ = ("_amount", "_budget", "_holders")
 
-    def __init__(self, budget: Budget, amount: Amount) -> None:
+    def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        self._amount = amount
+        self._amount = Amount()
         self._holders = 1
 
     @property

@@ -69,7 +69,8 @@ class Ticket:
         self._on_sniff = on_sniff
         self._held: list[Reservation] = []
         self._used = Amount()
-        self._pixels: dict[int, list[Reservation]] = {}
+        # Items whose pixels are reserved.
+        self._pixels: set[int] = set()
         self._images: dict[str, Blob] = {}
         self._closed = False
         # The first item that was cancelled while its host was to deliver it.
@@ -105,27 +106,6 @@ class Ticket:
         if url is not None:
             self._images[url] = blob
         return blob
-
-    async def reserve(self, blobs: Sequence[Blob]) -> None:
-        """Takes the room for the pixels of all these images at once, before any is decoded.
-
-        A request that takes it picture by picture may do most of its work and then
-        be turned away; this way it is turned away first. Raises Fault
-        MEDIA_TOO_LARGE, MEDIA_BUDGET_FULL, naming the last image.
-        """
-        wanted = {blob.index: blob for blob in blobs if blob.index not in self._pixels}
-        total = Amount(pixels=sum(blob.header.pixels for blob in wanted.values()))
-        if not wanted:
-            return
-        last = max(wanted)
-        self._charge(total, last)
-        await self._budget.take(total, index=last)
-        taken = {
-            index: self._budget.open(Amount(pixels=blob.header.pixels))
-            for index, blob in wanted.items()
-        }
-        self._hold(*taken.values())
-        self._pixels |= {index: [reservation] for index, reservation in taken.items()}
 
     async def decode(self, blob: Blob) -> Pixels:
         """Decodes one image.
@@ -187,17 +167,6 @@ class Ticket:
         """
         return await self._pool.run(self._held, work, *args, **kwargs)
 
-    def release_pixels(self, item: Blob | Clip) -> None:
-        """Gives back the pixels of an item whose array is no longer held by anybody.
-
-        Not needed before `close`; it lets a request of many large pictures go
-        through a budget that could not hold them all at once.
-        """
-        for reservation in self._pixels.pop(item.index, []):
-            self._used -= reservation.amount
-            self._held.remove(reservation)
-            reservation.release()
-
     def close(self) -> None:
         """Lets go of everything."""
         self._closed = True
@@ -216,8 +185,11 @@ class Ticket:
             if self.unfetched is None and source.is_hosted:
                 self.unfetched = index
             raise
+        # Of a reference that stands twice in the request there is one download.
+        shared = download.reservation in self._held
         self._hold(download.reservation)
-        self._charge(download.reservation.amount, index)
+        if not shared:
+            self._charge(download.reservation.amount, index)
         return download.data
 
     async def _take_pixels(self, pixels: int, index: int) -> None:
@@ -225,16 +197,15 @@ class Ticket:
         self._charge(amount, index)
         reservation = self._budget.open()
         self._hold(reservation)
-        self._pixels.setdefault(index, []).append(reservation)
+        self._pixels.add(index)
         await reservation.grow(amount, index=index)
 
-    def _hold(self, *reservations: Reservation) -> None:
+    def _hold(self, reservation: Reservation) -> None:
         if self._closed:
             # A task of the request that outlives it.
-            for reservation in reservations:
-                reservation.release()
+            reservation.release()
             raise RuntimeError("the ticket is closed")
-        self._held += reservations
+        self._held.append(reservation)
 
     def _charge(self, amount: Amount, index: int) -> None:
         limits = self._limits

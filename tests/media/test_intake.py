@@ -19,7 +19,7 @@ from router.media.intake import Glance, MediaIntake, MediaSource
 from router.media.limits import FetchLimits, MediaLimits
 from router.media.sniff import sniff
 from tests.media.images import DATA, GOLDENS, read, sha256
-from tests.media.server import Server, fixed, raw, running
+from tests.media.server import Request, Server, fixed, raw, running
 
 OPEN = FetchLimits(allow_private_hosts=True, retry_backoff=0.0)
 LOCAL = MediaLimits(fetch=OPEN, worker_threads=2, local_root=DATA / "images")
@@ -219,42 +219,34 @@ async def test_limits_of_item_request_and_process_are_told_apart_from_full(
     await drained(intake)
 
 
-async def test_released_pixels_make_room_for_the_next_picture() -> None:
-    intake = MediaIntake(MediaLimits(worker_threads=1, request_pixels=600, budget_pixels=600))
+async def test_a_reference_that_stands_twice_counts_once(server: Server) -> None:
+    data = read("photo_640x480.jpg")
+    go = asyncio.Event()
+
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        await go.wait()
+        await fixed(data)(request, writer)
+
+    server.routes["/x"] = answer
+    intake = MediaIntake(MediaLimits(fetch=OPEN, worker_threads=1, request_bytes=len(data) + 100))
     with intake.ticket() as ticket:
-        for index in range(5):
-            blob = await ticket.load(image("tiny_20x30.png"), index)
-            await ticket.decode(blob)
-            ticket.release_pixels(blob)
-    await drained(intake)
-
-
-async def test_room_for_all_pictures_can_be_taken_before_the_first_is_decoded() -> None:
-    intake = MediaIntake(MediaLimits(worker_threads=1, budget_pixels=1500, budget_wait=0.005))
-    with intake.ticket() as first, intake.ticket() as second:
-        blobs = [await first.load(image("tiny_20x30.png"), index) for index in range(2)]
-        await first.reserve(blobs)
-        await first.reserve(blobs)
-        assert intake.budget.used.pixels == 1200
-        other = await second.load(image("tiny_20x30.png"), 0)
-        with pytest.raises(Fault) as caught:
-            await second.reserve([other])
-        assert caught.value.reason is Reason.MEDIA_BUDGET_FULL
-        for blob in blobs:
-            await first.decode(blob)
-        assert intake.budget.used.pixels == 1200
-        first.release_pixels(blobs[0])
-        await second.reserve([other])
+        source = MediaSource("image", url=server.url("/x"))
+        loading = [asyncio.create_task(ticket.load(source, index)) for index in range(3)]
+        await server.reached(requests=1)
+        go.set()
+        blobs = await asyncio.gather(*loading)
+        assert [blob.index for blob in blobs] == [0, 1, 2]
+        assert intake.budget.used.nbytes == len(data) == ticket.used.nbytes
+    assert len(server.requests) == 1
     await drained(intake)
 
 
 async def test_a_ticket_that_is_closed_keeps_nothing_that_comes_late() -> None:
     intake = MediaIntake(MediaLimits(worker_threads=1))
     with intake.ticket() as ticket:
-        blobs = [await ticket.load(image("tiny_20x30.png"), index) for index in range(2)]
-    for late in (ticket.reserve(blobs), ticket.decode(blobs[0])):
-        with pytest.raises(RuntimeError):
-            await late
+        blob = await ticket.load(image("tiny_20x30.png"), 0)
+    with pytest.raises(RuntimeError):
+        await ticket.decode(blob)
     await drained(intake)
 
 
