@@ -26,9 +26,10 @@ from router.observe.metrics import Metrics
 from router.prefix.gauges import prefix_gauges
 from router.prefix.warm import compile_ahead
 from router.request.admission import Admission, draining
+from router.request.attempt import CUT
 from router.request.decide import Decider
 from router.request.disagg import Pairs
-from router.request.dispatch import CUT, Dispatcher
+from router.request.dispatch import Dispatcher
 from router.request.explain import Explainer
 from router.request.gauges import request_gauges
 from router.request.pipeline import Pipeline

@@ -12,7 +12,7 @@ from router.request import failure
 
 
 class Aborted(Exception):
-    """The client's Abort ended a request that no worker had yet."""
+    """The client's Abort ended a request, and no worker's answer says so."""
 
 
 @dataclass
@@ -44,6 +44,10 @@ class ActiveRequests:
         """The requests that came under this id; two clients may have had the same idea."""
         return list(self._by_id.get(request_id, ()))
 
+    def ids(self) -> set[str]:
+        """The ids under which there are requests."""
+        return set(self._by_id)
+
     def end_all(self, why: Callable[[], Fault]) -> None:
         """Ends every request at once, each with a fault of its own."""
         for requests in self._by_id.values():
@@ -66,6 +70,8 @@ class ActiveRequests:
             async with limit:
                 yield
         except TimeoutError:
+            if not limit.expired():
+                raise  # of something within
             raise request.why or (late or too_late)() from None
         finally:
             present = self._by_id[request_id]

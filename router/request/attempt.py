@@ -12,6 +12,8 @@ from router.fleet.worker import Lease, Worker
 from router.observe.logging import get_logger
 from router.policy.base import RoutingView
 from router.prefix.learn import References
+from router.request.active import Aborted
+from router.request.admission import draining
 from router.request.constraint import WireConstraint
 from router.request.failure import Media
 from router.request.relay import AttemptFailed, Progress, being_cancelled
@@ -19,6 +21,8 @@ from router.wire import engine
 
 _log = get_logger("request")
 
+# What a client is told whose request the router has ended.
+CUT = "the router stopped before the request was done"
 _ABORT_TIMEOUT = 2.0
 
 
@@ -28,7 +32,8 @@ class Attempt:
 
     `aborted` says that the worker was asked to end it. `headers` go to the
     worker as metadata. `on_break` hears of a failure after the first output,
-    and may make it one that another worker can go on from.
+    and may make it one that another worker can go on from. `call` is the call
+    itself while it runs, `over` is set when the attempt has ended.
     """
 
     lease: Lease
@@ -40,10 +45,27 @@ class Attempt:
     method: str = "Generate"
     on_break: Callable[[AttemptFailed], None] | None = None
     was_cut: bool = False
+    call: grpc.aio.Call | None = None
+    over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def worker(self) -> Worker:
         return self.lease.worker
+
+    @property
+    def ended(self) -> Exception | None:
+        """What it ends with unless its worker ends it well; None where nobody ended it."""
+        if self.was_cut:
+            return draining(CUT)
+        return Aborted() if self.aborted else None
+
+    def begin(self) -> None:
+        """To be asked before the worker is called. Raises what ended the attempt, if anything.
+
+        A worker that was told to end a request which it did not have yet would serve it.
+        """
+        if ended := self.ended:
+            raise ended
 
     async def cut(self) -> None:
         """Ends the request for the router's own sake: the client is told so, and the worker."""
@@ -55,8 +77,23 @@ class Attempt:
         return max(0.001, self.deadline - asyncio.get_running_loop().time())
 
     async def tell_abort(self) -> None:
-        """Asks the worker to end the request; a worker that cannot be asked has ended it."""
+        """Asks the worker to end the request, and sees to it that one without output ends.
+
+        The question may overtake the request, whose megabytes take a while, and
+        a worker that hangs does not heed it.
+        """
         self.aborted = True
+        await self._ask_to_abort()
+        if self.progress.started:
+            return
+        try:
+            async with asyncio.timeout(_ABORT_TIMEOUT):
+                await self.over.wait()
+        except TimeoutError:
+            if self.call is not None:
+                self.call.cancel()
+
+    async def _ask_to_abort(self) -> None:
         try:
             await self.worker.stub.Abort(
                 engine.AbortRequest(request_ids=[self.id]), timeout=_ABORT_TIMEOUT

@@ -29,7 +29,7 @@ from router.policy.models import Policies
 from router.prefix.learn import References, Watch
 from router.request import failure
 from router.request.admission import draining
-from router.request.attempt import Attempt, Journey, Order, Running
+from router.request.attempt import CUT, Attempt, Journey, Order, Running
 from router.request.constraint import WireConstraint
 from router.request.failure import Media
 from router.request.relay import AttemptFailed, Limits, Progress, being_cancelled, connect
@@ -43,8 +43,6 @@ _log = get_logger("request")
 
 # Makes the ids of this process' attempts its own.
 _PROCESS = secrets.token_hex(6)
-# What a client is told whose request the router has ended.
-CUT = "the router stopped before the request was done"
 _SHOWN_ID = 128
 # How often it is looked whether a worker has become available, in seconds.
 _LOOK_AGAIN = 0.05
@@ -221,8 +219,10 @@ class Dispatcher:
         worker = attempt.worker
         self.running.add(order.request_id, attempt)
         result, outcome = CallResult.NEUTRAL, "cancelled"
-        watch = self._watch(worker, order.references) if order.references is not None else None
+        watch: Watch | None = None
         try:
+            if order.references is not None:
+                watch = self._watch(worker, order.references)
             call = self._traced if self.tracing.on else self._call
             await call(attempt, exchange)
             if attempt.was_cut:
@@ -230,8 +230,9 @@ class Dispatcher:
             result, outcome = CallResult.SUCCESS, "ok"
             return None
         except AttemptFailed as failed:
-            if attempt.was_cut:
-                raise draining(CUT) from None
+            if ended := attempt.ended:
+                # Nobody wants another attempt.
+                raise ended from None
             if attempt.on_break is not None and attempt.progress.started:
                 attempt.on_break(failed)
             result, outcome = failed.why.result, failed.why.fault.reason.name.lower()
@@ -250,9 +251,11 @@ class Dispatcher:
             return AttemptFailed(failed.why, grown=failed.grown)
         finally:
             attempt.lease.release(result)
+            self.running.remove(order.request_id, attempt)
+            attempt.call = None
+            attempt.over.set()
             if watch is not None:
                 watch.close(attempt.progress if result is CallResult.SUCCESS else None)
-            self.running.remove(order.request_id, attempt)
             if self._fleet.registry.get(worker.address) is not None:
                 # A late result must not bring back the series of one that is gone.
                 self._metrics.attempts.labels(worker.address, outcome).inc()
@@ -281,9 +284,12 @@ class Dispatcher:
         """Begins a Generate. Raises `AttemptFailed` when `wire` is over the limit of a message."""
         if len(wire) > self._max_message_bytes:
             raise AttemptFailed(failure.too_large(len(wire), self._max_message_bytes))
-        return attempt.worker.generate(
+        attempt.begin()
+        call = attempt.worker.generate(
             Outgoing(wire), timeout=attempt.time_left(), metadata=attempt.headers or None
         )
+        attempt.call = call
+        return call
 
     def abort_soon(self, attempt: Attempt) -> None:
         """Tells a worker to end a request, without waiting: the caller may be on its way out."""

@@ -103,8 +103,11 @@ class Pipeline:
                     ready = await self._prepared(request, model, deadline, record, ticket)
                     await self._serve(ready, choices, merge, deadline, write, record)
         except Aborted:
+            progress = record.journey.progress
+            progress.finish_reasons.append("abort")
             for index in range(choices):
-                await relay.tell(write, _aborted(index))
+                if index not in progress.completes:
+                    await relay.tell(write, _aborted(index))
 
     def _serve(
         self,
@@ -169,7 +172,7 @@ class Pipeline:
     async def embed(
         self, request: engine.EmbedRequest, *, model: str, time_left: float | None, record: Record
     ) -> bytes:
-        """Serves one Embed; returns the worker's answer as it came. Raises `Fault`."""
+        """Serves one Embed; returns the worker's answer as it came. Raises `Fault`, `Aborted`."""
         if not request.tokenized.input_ids:
             raise Fault(Reason.INVALID_REQUEST, "tokenized.input_ids is empty")
         name = record.model = self.decider.model_name(model)
@@ -187,7 +190,8 @@ class Pipeline:
         async def exchange(attempt: Attempt) -> None:
             nonlocal answer
             request.request_id = attempt.id
-            call = attempt.worker.embed(
+            attempt.begin()
+            attempt.call = call = attempt.worker.embed(
                 request.SerializeToString(),
                 timeout=attempt.time_left(),
                 metadata=attempt.headers or None,

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from router.faults import Fault, Reason
 from router.observe.logging import bind_request, bind_trace, get_logger
+from router.request.active import Aborted
 from router.request.pipeline import Pipeline
 from router.request.record import Record
 from router.request.relay import ClientGone
@@ -121,6 +122,12 @@ class EngineService:
                 raise
             except ClientGone:
                 ending = CANCELLED
+            except Aborted:
+                # Of an Embed, whose answer has no way to say so.
+                ending = CANCELLED
+                await context.abort(
+                    grpc.StatusCode.CANCELLED, "the request was aborted", _trailers(record)
+                )
             except Exception as error:
                 failed = wire_error(self._fault(error))
                 ending = Ending(failed.outcome, failed.reason, failed.code.name, failed.message)

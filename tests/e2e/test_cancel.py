@@ -11,10 +11,20 @@ from typing import Any
 import grpc
 import pytest
 
+from router.request import attempt, dispatch
 from router.wire import engine
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 from tests.media.server import Request, Server, running
-from tests.serving import PICTURE, Serving, eventually, seeing, serving, streamed, tokenized
+from tests.serving import (
+    PICTURE,
+    Serving,
+    eventually,
+    refusal_of,
+    seeing,
+    serving,
+    streamed,
+    tokenized,
+)
 from workers.sim import SimOptions
 
 # What the router promises is a second; the machine that runs this may be busy.
@@ -96,6 +106,87 @@ async def test_an_abort_ends_a_request_that_still_fetches() -> None:
         await served.stub.Abort(engine.AbortRequest(request_ids=["a"]), timeout=10)
         await eventually(lambda: not served.metric("router_requests_in_flight"), timeout=A_SECOND)
         call.cancel()
+
+
+async def aborted(served: Serving, request_id: str = "a") -> None:
+    await served.stub.Abort(engine.AbortRequest(request_ids=[request_id]), timeout=30)
+
+
+def ends(responses: list[engine.GenerateResponse]) -> list[str]:
+    return [response.complete.finish_reason for response in responses]
+
+
+async def test_an_abort_before_the_worker_is_called_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(*_: object) -> None:
+        reached.set()
+        await go_on.wait()
+
+    monkeypatch.setattr(dispatch, "connect", slowly)
+    async with serving(SimOptions()) as served:
+        generating = asyncio.create_task(served.generate(streamed("x", "a")))
+        await reached.wait()
+        aborting = asyncio.create_task(aborted(served))
+        await eventually(lambda: served.workers[0].stats.calls["Abort"] == 1)
+        go_on.set()
+        assert ends(await generating) == ["abort"]
+        await aborting
+        assert served.workers[0].stats.calls["Generate"] == 0
+        await served.at_rest()
+        assert served.outcomes() == {("ok", ""): 1}
+
+
+async def test_an_abort_that_the_worker_does_not_heed_ends_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempt, "_ABORT_TIMEOUT", 0.2)
+    async with serving(SimOptions(), SimOptions()) as served:
+        for worker in served.workers:
+            worker.troubles.add("Abort: hang")
+        generating = asyncio.create_task(served.generate(streamed("[[sim: hang]]", "a")))
+        await eventually(lambda: sum(worker.stats.live for worker in served.workers) == 1)
+        await aborted(served)
+        assert ends(await generating) == ["abort"]
+        await served.at_rest()
+        assert sum(worker.stats.calls["Generate"] for worker in served.workers) == 1
+        assert {w.breaker.state.value for w in served.app.registry} == {"closed"}
+
+
+async def test_an_aborted_request_whose_worker_fails_is_not_tried_elsewhere() -> None:
+    async with serving(SimOptions(), SimOptions()) as served:
+        for worker in served.workers:
+            worker.troubles.add("Abort: hang")
+        generating = asyncio.create_task(served.generate(streamed("[[sim: hang]]", "a")))
+        await eventually(lambda: sum(worker.stats.live for worker in served.workers) == 1)
+        (busy,) = (worker for worker in served.workers if worker.stats.live)
+        aborting = asyncio.create_task(aborted(served))
+        await eventually(lambda: busy.stats.calls["Abort"] == 1)
+        await busy.stop(0)
+        assert ends(await generating) == ["abort"]
+        await aborting
+        assert sum(worker.stats.calls["Generate"] for worker in served.workers) == 1
+        assert served.outcomes() == {("ok", ""): 1}
+
+
+async def test_an_embedding_that_is_aborted_before_a_worker_has_it_says_so() -> None:
+    async with serving(SimOptions(), max_concurrent=1) as served:
+        first = served.stub.Generate(streamed("[[sim: hang]]"), timeout=60)
+        await eventually(lambda: served.workers[0].stats.live == 1)
+        request = engine.EmbedRequest(
+            request_id="a", tokenized=engine.TokenizedInput(input_ids=[1])
+        )
+        embedding = asyncio.create_task(refusal_of(served.stub.Embed(request, timeout=60)))
+        await eventually(lambda: served.app.admission.waiting == 1)
+        await aborted(served)
+        refused = await embedding
+        assert refused.code is grpc.StatusCode.CANCELLED
+        assert "aborted" in refused.message
+        first.cancel()
+        await served.at_rest()
+        assert served.outcomes() == {("client_cancelled", ""): 2}
 
 
 async def test_an_embedding_that_nobody_waits_for_is_given_up() -> None:
