@@ -13,6 +13,9 @@ from router.media.source import MediaSource, Modality
 from router.media.url import parse
 from router.wire import common, engine
 
+# Reading each item takes a while, and no worker is known to take nearly as many.
+_MOST_ITEMS = 4096
+
 MODALITIES = {common.IMAGE: "image", common.VIDEO: "video", common.AUDIO: "audio"}
 
 
@@ -94,8 +97,8 @@ _NO_MEDIA = MediaPlan()
 def plan(request: engine.GenerateRequest, *, allow_transfer_params: bool = False) -> MediaPlan:
     """Reads the media of a request and refuses requests that no worker could serve.
 
-    Raises `Fault`: INVALID_REQUEST, TRANSFER_PARAMS_FORBIDDEN, MEDIA_URL_INVALID,
-    MEDIA_SCHEME_UNSUPPORTED, FILE_FORBIDDEN.
+    Raises `Fault`: INVALID_REQUEST, TRANSFER_PARAMS_FORBIDDEN, TOO_MANY_MEDIA_ITEMS,
+    MEDIA_URL_INVALID, MEDIA_SCHEME_UNSUPPORTED, FILE_FORBIDDEN.
     """
     _check_input(request)
     if not allow_transfer_params:
@@ -115,6 +118,13 @@ def plan(request: engine.GenerateRequest, *, allow_transfer_params: bool = False
         return MediaPlan(tensors=True)
     if not request.media_refs.items:
         raise Fault(Reason.INVALID_REQUEST, "media_refs has no items")
+    count = len(request.media_refs.items)
+    if count > _MOST_ITEMS:
+        raise Fault(
+            Reason.TOO_MANY_MEDIA_ITEMS,
+            f"the request has {count} media items; the router takes at most {_MOST_ITEMS}",
+            metadata={"items": str(count), "limit": str(_MOST_ITEMS)},
+        )
     return MediaPlan(items=tuple(_item(i, ref) for i, ref in enumerate(request.media_refs.items)))
 
 

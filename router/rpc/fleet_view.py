@@ -133,7 +133,8 @@ class FleetView:
 
     async def abort_here(self, request: engine.AbortRequest) -> None:
         """Ends those of the requests that this process has."""
-        await asyncio.gather(*(self._pipeline.abort(one) for one in set(request.request_ids)))
+        here = self._pipeline.active.ids().intersection(request.request_ids)
+        await asyncio.gather(*(self._pipeline.abort(request_id) for request_id in here))
 
     async def flush_cache(
         self, request: common.FlushCacheRequest, model: str

@@ -54,6 +54,19 @@ def test_empty_hints_do_not_keep_an_item_from_a_worker() -> None:
     assert plan(made).blocked is None
 
 
+def test_far_too_many_items_are_refused_before_any_is_read() -> None:
+    made = request("no URL at all")
+    made.media_refs.items.extend([made.media_refs.items[0]] * 4096)
+    with pytest.raises(Fault) as refused:
+        plan(made)
+    assert refused.value.reason is Reason.TOO_MANY_MEDIA_ITEMS
+    assert refused.value.metadata == {"items": "4097", "limit": "4096"}
+    del made.media_refs.items[0]
+    with pytest.raises(Fault) as refused:
+        plan(made)
+    assert refused.value.reason is Reason.MEDIA_URL_INVALID
+
+
 def test_a_text_prompt_has_no_media() -> None:
     assert plan(Request(text="x")).items == ()
     assert not plan(Request(text="x")).tensors
