@@ -111,9 +111,9 @@ class Fleet:
 
         Calls that run end on the connections that they were made on.
         """
-        for worker in list(self._probes):
-            probe = self._probes[worker][0]
+        for worker, (probe, _) in list(self._probes.items()):
             await self._stop_probe(worker)
+            # It may have gone since, while the probes before its own were stopped.
             if worker.state in (WorkerState.DRAINING, WorkerState.GONE):
                 continue
             before = worker.channel

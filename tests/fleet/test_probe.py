@@ -322,6 +322,20 @@ async def test_new_credentials_mean_new_connections_and_nothing_else() -> None:
             assert channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN
 
 
+async def test_a_worker_that_goes_while_others_are_connected_anew_is_no_harm() -> None:
+    async with sim() as worker, fleet() as running:
+        added = running.add(worker.address)
+        leaving = running.add("127.0.0.1:9")
+        await eventually(lambda: in_state(added, READY))
+        before = added.channel
+        renewal = asyncio.create_task(running.renew_channels())
+        await asyncio.sleep(0)
+        await running.remove(leaving)
+        await renewal
+        assert added.channel is not before
+        await eventually(lambda: worker.stats.calls["GetServerInfo"] > 1)
+
+
 async def test_a_removal_is_finished_when_nobody_waits_for_it_any_more() -> None:
     async with sim() as worker, fleet() as running:
         added = running.add(worker.address)
