@@ -53,7 +53,10 @@ class AdminService(router_pb2_grpc.RouterAdminServicer):
             address = worker_address(request.address)
         except ValueError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        role = ROLES.get(request.role, Role.BOTH)
+        role = ROLES.get(request.role)
+        if role is None:
+            why = f"role is {int(request.role)}, which is no WorkerRole"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
         try:
             worker = self._fleet.add(address, role=role, labels=dict(request.labels))
         except ValueError as error:
@@ -91,6 +94,9 @@ class AdminService(router_pb2_grpc.RouterAdminServicer):
     ) -> admin.SetLogLevelResponse:
         """Changes what is logged, or only tells it."""
         before = level()
+        if request.level not in admin.LogLevel.values():
+            why = f"level is {int(request.level)}, which is no LogLevel"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
         if request.level != admin.LOG_LEVEL_UNSPECIFIED:
             set_level(admin.LogLevel.Name(request.level))
         after = level()

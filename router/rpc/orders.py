@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from router.config import worker_address
 from router.fleet.fleet import Fleet
@@ -26,7 +27,7 @@ class Orders(AdminService):
 
     def __init__(self, fleet: Fleet, explainer: Explainer, clock: Callable[[], float]) -> None:
         super().__init__(fleet, explainer, clock)
-        self._added: dict[str, admin.AddWorkerRequest] = {}
+        self._added: set[str] = set()
         self._taken_out: set[str] = set()
 
     async def AddWorker(
@@ -34,7 +35,7 @@ class Orders(AdminService):
     ) -> admin.AddWorkerResponse:
         """Registers a worker, pending."""
         answer = await super().AddWorker(request, context)
-        self._note_added(answer.worker.address, request)
+        self._note_added(answer.worker.address)
         return answer
 
     async def DrainWorker(
@@ -54,11 +55,14 @@ class Orders(AdminService):
         return answer
 
     def standing(self) -> admin.ListWorkersResponse:
-        """The orders that stand: workers to add, and as GONE those to take out."""
+        """The orders that stand: workers to add, as they are now, and as GONE those to take out."""
         self._forget()
         response = admin.ListWorkersResponse()
-        for address, order in self._added.items():
-            response.workers.add(address=address, role=order.role, labels=dict(order.labels))
+        for address in sorted(self._added):
+            if worker := self._present(address):
+                response.workers.add(
+                    address=address, role=worker.role.name, labels=dict(worker.labels)
+                )
         for address in sorted(self._taken_out):
             response.workers.add(address=address, state=admin.WorkerState.GONE)
         return response
@@ -72,13 +76,16 @@ class Orders(AdminService):
                 if present is not None:
                     await self._fleet.remove(present)
                 continue
+            role, labels = ROLES[order.role], dict(order.labels)
             if present is None:
-                role = ROLES[order.role]
-                self._fleet.add(order.address, role=role, labels=dict(order.labels))
-            request = admin.AddWorkerRequest(
-                address=order.address, role=order.role, labels=dict(order.labels)
-            )
-            self._note_added(order.address, request)
+                self._fleet.add(order.address, role=role, labels=labels)
+            elif present.role is role:
+                present.endpoint = replace(present.endpoint, labels=labels)
+            else:
+                # A source lists it as it was before it was taken out and added anew.
+                wanted = replace(present.endpoint, role=role, labels=labels)
+                self._fleet.replace(present, "it was added with another role", wanted)
+            self._note_added(order.address)
 
     def log_from(self, least: admin.LogLevel) -> None:
         """Logs from the level that a sibling logs from."""
@@ -86,17 +93,17 @@ class Orders(AdminService):
         if least != admin.LOG_LEVEL_UNSPECIFIED and name.lower() != level():
             set_level(name)
 
-    def _note_added(self, address: str, request: admin.AddWorkerRequest) -> None:
+    def _note_added(self, address: str) -> None:
         self._taken_out.discard(address)
-        self._added[address] = request
+        self._added.add(address)
         self._forget()
 
     def _note_taken_out(self, address: str) -> None:
-        self._added.pop(address, None)
+        self._added.discard(address)
         self._taken_out.add(address)
 
     def _forget(self) -> None:
-        self._added = {a: order for a, order in self._added.items() if self._present(a)}
+        self._added = {a for a in self._added if self._present(a)}
         self._taken_out = {a for a in self._taken_out if not self._present(a)}
 
     def _present(self, address: str) -> Worker | None:

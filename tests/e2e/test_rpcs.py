@@ -7,7 +7,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -161,6 +161,41 @@ async def test_profiling_reaches_every_worker() -> None:
         assert not (await served.stub.StartProfile(start, timeout=10)).success
         assert (await served.stub.StopProfile(stop, timeout=10)).success
         assert not (await served.stub.StopProfile(stop, timeout=10)).success
+
+
+async def test_an_abort_of_many_ids_looks_for_those_that_are_here(
+    served: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_for: list[str] = []
+    abort = served.app.pipeline.abort
+
+    async def noted(request_id: str) -> None:
+        looked_for.append(request_id)
+        await abort(request_id)
+
+    monkeypatch.setattr(served.app.pipeline, "abort", noted)
+    call = served.stub.Generate(streamed("[[sim: hang]]", "a"), timeout=30)
+    await eventually(lambda: served.workers[0].stats.live == 1)
+    many = [f"nobody-{i}" for i in range(10_000)]
+    await served.stub.Abort(engine.AbortRequest(request_ids=[*many, "a", "a"]), timeout=30)
+    assert [r.complete.finish_reason async for r in call] == ["abort"]
+    assert looked_for == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("rpc", "request_", "why"),
+    [
+        ("AddWorker", admin.AddWorkerRequest(address="127.0.0.1:9", role=cast(Any, 99)), "Role"),
+        ("SetLogLevel", admin.SetLogLevelRequest(level=cast(Any, 99)), "LogLevel"),
+    ],
+)
+async def test_a_command_with_a_value_that_nobody_knows_is_refused(
+    served: Serving, rpc: str, request_: Any, why: str
+) -> None:
+    refused = await refusal_of(getattr(served.admin, rpc)(request_, timeout=10))
+    assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "99" in refused.message and why in refused.message
+    assert len(served.app.registry) == 1
 
 
 async def test_events_of_a_fleet_are_not_to_be_had(served: Serving) -> None:
