@@ -29,10 +29,15 @@ class StreamEnded(Exception):
 
 @dataclass(frozen=True)
 class SubscriptionSettings:
-    """Pauses in seconds between streams; they double while no batch comes."""
+    """Pauses in seconds between streams; they double while no batch comes.
+
+    After `kept_for` seconds of them what was reported is void: a worker that
+    was killed does not come back with its cache.
+    """
 
     first_pause: float = 0.1
     longest_pause: float = 5.0
+    kept_for: float = 3.0
 
 
 class Subscription:
@@ -62,6 +67,8 @@ class Subscription:
         self._sleep = sleep
         self._rng = rng or random.Random()
         self._pause = self._settings.first_pause
+        # Seconds of pauses since the last batch.
+        self._down = 0.0
         self._told_unavailable = False
 
     async def run(self) -> None:
@@ -69,8 +76,8 @@ class Subscription:
 
         It may be called again when the worker may have some.
 
-        What was reported is kept while the stream is down: the numbers of the
-        next one tell whether it is still true.
+        What was reported is kept while the stream is down for a short time: the
+        numbers of the next one tell whether it is still true.
         """
         while True:
             try:
@@ -83,13 +90,20 @@ class Subscription:
                     self._told_unavailable = True
                     return
                 if end.code in ("DATA_LOSS", "OUT_OF_RANGE"):
-                    for rank in self.reader.lost():
-                        self._resident.apply(rank, Lost())
+                    self._forget()
             finally:
                 self._resident.fall_silent()
             _log.debug("kv_events_again", worker=self._name, reason=reason)
-            await self._sleep(self._pause * self._rng.uniform(0.8, 1.2))
+            pause = self._pause * self._rng.uniform(0.8, 1.2)
+            await self._sleep(pause)
+            self._down += pause
+            if self._down >= self._settings.kept_for:
+                self._forget()
             self._pause = min(2 * self._pause, self._settings.longest_pause)
+
+    def _forget(self) -> None:
+        for rank in self.reader.lost():
+            self._resident.apply(rank, Lost())
 
     async def _follow(self) -> str:
         """Reads one stream to its end; returns why it was left."""
@@ -99,6 +113,7 @@ class Subscription:
             async for batch in stream:
                 self._resident.reporting = True
                 self._pause = self._settings.first_pause
+                self._down = 0.0
                 for action in self.reader.apply(batch):
                     match action:
                         case Loaded(load=load):

@@ -93,6 +93,24 @@ async def test_a_lost_connection_keeps_what_is_still_true() -> None:
     assert worker.has(2) == 2
 
 
+async def test_what_a_worker_had_vanishes_when_it_cannot_be_reached() -> None:
+    down = [StreamEnded("UNAVAILABLE")]
+    started = [batch(1, stored(ids(2))), *down]
+    # Short outages, more often than one long one would be borne.
+    flaky = [*[down] * 3, [beat(1), *down]]
+    worker = Worker(started, *flaky * 4)
+    await worker.follow()
+    assert sum(worker.pauses) > 5
+    assert worker.has(2) == 2
+    killed = Worker(started, *[down] * 8)
+    await killed.follow()
+    assert killed.has(2) == 0
+    # Another engine at the address is known by what it reports, whatever its numbers.
+    again = Worker(started, *[down] * 8, [batch(2, stored(ids(1)))])
+    await again.follow()
+    assert again.has(2) == 1
+
+
 async def test_a_gap_opens_one_new_stream() -> None:
     worker = Worker([batch(1, stored(ids(2))), batch(5), batch(6), batch(9)])
     await worker.follow()
