@@ -188,6 +188,30 @@ def test_a_model_without_video_settings_takes_no_video() -> None:
     assert caught.value.reason is Reason.MULTIMODAL_NOT_SUPPORTED
 
 
+def test_a_timestamp_is_written_once_however_often_it_is_needed() -> None:
+    written: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        written.append(text)
+        return list(encode_bytes(text))
+
+    image = golden("processors.json")["families"]["qwen3_vl"]["preprocessor_config"]
+    made = Qwen3VL(
+        ModelFiles(
+            preprocessor_config=image,
+            video_preprocessor_config=VIDEO["video_preprocessor_config"],
+            token_ids=QWEN_TOKENS,
+            encode=encode,
+        )
+    )
+    plans = [
+        made.plan_video(320, 240, index=i, total_frames=90, fps=30.0, sample_fps=2.0)
+        for i in range(2)
+    ]
+    assert made.replacement(plans[0]).ids.tolist() == made.replacement(plans[1]).ids.tolist()
+    assert len(written) == len(set(written)) > 1
+
+
 def test_without_a_tokenizer_images_still_work() -> None:
     image = golden("processors.json")["families"]["qwen3_vl"]["preprocessor_config"]
     for archive in ({}, {"tokenizer.json": b'{"added_tokens": []}'}):

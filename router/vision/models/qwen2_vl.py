@@ -97,9 +97,7 @@ class QwenVision:
         """(rows, columns) of patches of a (height, width)."""
         return size[0] // self.patch, size[1] // self.patch
 
-    def draw(
-        self, source: tuple[int, int], size: tuple[int, int], *, copies: int, start: int = 0
-    ) -> Draw:
+    def draw(self, source: tuple[int, int], size: tuple[int, int], *, copies: int) -> Draw:
         """The whole picture of `source` (width, height) at `size` (height, width)."""
         height, width = size
         layout = Patches(*self.patches(size), self.patch, self.merge, self.temporal, copies)
@@ -111,7 +109,6 @@ class QwenVision:
             filter="bicubic",
             rule="torch",
             layout=layout,
-            start=start,
         )
 
     def frame_draws(
@@ -121,11 +118,12 @@ class QwenVision:
         rows, columns = self.patches(size)
         patch_of_time = rows * columns * self.patch_values
         frame_in_patch = self.patch * self.patch
+        # All but the place is the same for hundreds of frames.
+        one = self.draw(source, size, copies=1)
+        parts = (one.crop, one.height, one.width, one.window, one.filter, one.rule, one.layout)
         return tuple(
-            self.draw(
-                source,
-                size,
-                copies=1,
+            Draw(
+                *parts,
                 start=slot // self.temporal * patch_of_time + slot % self.temporal * frame_in_patch,
             )
             for slot in range(frames + -frames % self.temporal)

@@ -6,6 +6,7 @@ template writes them, for images and for videos.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import ceil, floor, sqrt
 
 import numpy as np
@@ -76,10 +77,12 @@ class Qwen3VL(Qwen2VL):
         if files.encode is None:
             self._without_video("tokenizer.json is missing")
             return
-        self._encode = files.encode
+        encode = files.encode
+        # A clip has hundreds, the same ones as the next, and each is written more than once.
+        self._stamp = lru_cache(maxsize=4096)(lambda text: np.array(encode(text), np.uint32))
         try:
             # Also loads the tokenizer here, in a thread, and not at the first video.
-            self._encode("<0.0 seconds>")
+            self._stamp("<0.0 seconds>")
         except ValueError as error:
             self._without_video(str(error))
 
@@ -115,7 +118,7 @@ class Qwen3VL(Qwen2VL):
         frame[0], frame[-1] = self._start, self._end
         pieces: list[npt.NDArray[np.uint32]] = []
         for seconds in plan.timestamps:
-            pieces += [np.array(self._encode(f"<{seconds:.1f} seconds>"), np.uint32), frame]
+            pieces += [self._stamp(f"<{seconds:.1f} seconds>"), frame]
         ids = np.concatenate(pieces)
         return Replacement(ids, 0, len(ids))
 
