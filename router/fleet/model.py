@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -40,6 +41,8 @@ class Model:
     problem: str = ""
     # None where the worker hands out no tokenizer.json.
     counter: TokenCounter | None = None
+    # Token ids that end an answer, by generation_config.json.
+    end_ids: frozenset[int] = frozenset()
 
 
 class ModelLibrary:
@@ -81,4 +84,16 @@ def _read(capability: Capability, bundle: TokenizerBundle) -> Model:
         problem = str(error)
     tokenizer = bundle.files.get("tokenizer.json")
     counter = TokenCounter(tokenizer) if tokenizer else None
-    return Model(bundle, fingerprint(bundle.files), spec, problem, counter)
+    ends = _end_ids(bundle.files.get("generation_config.json", b""))
+    return Model(bundle, fingerprint(bundle.files), spec, problem, counter, ends)
+
+
+def _end_ids(generation_config: bytes) -> frozenset[int]:
+    """`eos_token_id`, which is one or several; nothing where the file is not as it should be."""
+    try:
+        config = json.loads(generation_config)
+    except ValueError:
+        return frozenset()
+    named = config.get("eos_token_id") if isinstance(config, dict) else None
+    several = named if isinstance(named, list) else [named]
+    return frozenset(token for token in several if isinstance(token, int))

@@ -86,6 +86,13 @@ class Served:
         return next((w.capability.model_path for w in self.workers if w.capability), "")
 
     @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Token ids that end an answer by themselves, as far as the workers name them."""
+        infos = [w.model_info for w in self.workers if w.model_info is not None]
+        named = {token for info in infos for token in info.eos_token_ids}
+        return frozenset(named | (self.files.end_ids if self.files else frozenset()))
+
+    @cached_property
     def context_length(self) -> int | None:
         """The longest context of the model's workers, in tokens; None while none is known."""
         known = [w.capability.context_length for w in self.workers if w.capability]

@@ -35,10 +35,11 @@ class Continuation:
     """One stream that may pass from worker to worker.
 
     Keeps the raw messages that went to the client, and reads them only if
-    they are needed.
+    they are needed. `end_ids` are the tokens that end an answer of this model.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, end_ids: frozenset[int] = frozenset()) -> None:
+        self._end_ids = end_ids
         self._kept: list[bytes] = []
         self._ids: list[int] = []
         self._prompt_tokens = 0
@@ -68,9 +69,15 @@ class Continuation:
         return len(new)
 
     def exhausted(self, request: engine.GenerateRequest) -> bool:
-        """Whether a resumed request has no token left to ask for."""
+        """Whether a resumed request has nothing left to ask for: its answer is over."""
         params = request.sampling_params
-        return params.HasField("max_tokens") and params.max_tokens == 0
+        if params.HasField("max_tokens") and params.max_tokens == 0:
+            return True
+        # The token that ends an answer is part of it; only word of the end was lost.
+        ends = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends |= self._end_ids
+        return bool(self._ids) and not params.min_tokens and self._ids[-1] in ends
 
     def translate(self, message: bytes) -> bytes:
         """A message of a later worker, counted as though it were of the first."""

@@ -232,14 +232,20 @@ class Pipeline:
         finally:
             record.unfetched = ticket.unfetched
         record.prompt_tokens = prepared.prompt_tokens
-        may_move = self._settings.migration and migrate.eligible(prepared.body.request)
+        continuation = None
+        if (
+            self._settings.migration
+            and not decided.served.pairs
+            and migrate.eligible(prepared.body.request)
+        ):
+            continuation = migrate.Continuation(decided.served.end_ids)
         return Ready(
             prepared,
             self.decider.constraint(decided, prepared),
             view_of(decided, prepared, routing_key, told=told),
             ticket,
             pairs=decided.served.pairs,
-            movable=may_move and not decided.served.pairs,
+            continuation=continuation,
         )
 
     def prepare(

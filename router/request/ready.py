@@ -25,7 +25,7 @@ class Ready:
         ticket: Ticket,
         *,
         pairs: bool,
-        movable: bool,
+        continuation: Continuation | None = None,
     ) -> None:
         self.constraint = constraint
         self.pairs = pairs
@@ -33,7 +33,8 @@ class Ready:
         self.references = prepared.references
         self._body: Body | None = prepared.body
         self._ticket = ticket
-        self._continuation = Continuation() if movable else None
+        # None where the stream may not move to another worker.
+        self._continuation = continuation
 
     @property
     def body(self) -> Body:

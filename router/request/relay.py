@@ -77,6 +77,10 @@ class Progress:
     def started(self) -> bool:
         return self.messages > 0
 
+    def whole(self, choices: int) -> bool:
+        """Whether each of so many choices has completed; others do not count."""
+        return self.completes.issuperset(range(choices))
+
     @property
     def output_tokens(self) -> int:
         """Ids that went to the client."""
@@ -195,7 +199,7 @@ async def stream(
                     count_tokens(message)
                 else:
                     _note_complete(message, progress)
-                    if len(progress.completes) == choices and ending is None:
+                    if ending is None and progress.whole(choices):
                         # The worker has a moment to close what is whole.
                         ending = loop.call_later(_CLOSING, call.cancel)
                 if not progress.messages:
@@ -227,7 +231,7 @@ async def stream(
         raise AttemptFailed(failure.unreadable(started=progress.started)) from error
     except grpc.aio.AioRpcError as error:
         # With every choice complete the client has all there is; how the call ended is nothing.
-        if len(progress.completes) < choices:
+        if not progress.whole(choices):
             raise AttemptFailed(
                 failure.of_call(
                     error,
@@ -239,7 +243,7 @@ async def stream(
     except asyncio.CancelledError:
         if being_cancelled():
             raise
-        if len(progress.completes) < choices:
+        if not progress.whole(choices):
             if watchdog.expired is None:
                 raise AttemptFailed(failure.removed(started=progress.started)) from None
             why = failure.timed_out(*watchdog.expired, started=progress.started)
@@ -251,7 +255,7 @@ async def stream(
         call.cancel()
         if outlet is not None:
             await outlet.close()
-    if len(progress.completes) < choices:
+    if not progress.whole(choices):
         raise AttemptFailed(failure.incomplete(started=progress.started))
 
 

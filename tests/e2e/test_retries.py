@@ -10,6 +10,8 @@ import pytest
 from router.wire import engine
 from tests.serving import (
     PICTURE,
+    Refusal,
+    chunk_ids,
     completes,
     data_url,
     eventually,
@@ -364,3 +366,34 @@ async def test_a_request_waits_for_a_worker_that_is_about_to_come_back() -> None
         served.let_breaker_rest()
         for answer in answers:
             assert (await answer)[-1].complete.finish_reason == "stop"
+
+
+async def test_a_broken_stream_goes_on_elsewhere_where_that_is_wished() -> None:
+    breaking = SimOptions(faults=("1*fail-after-chunks=20",))
+    async with serving(breaking, breaking, migration=True) as served:
+        request = streamed("x", max_tokens=50, ignore_eos=True)
+        told = [r async for r in served.stub.Generate(request, timeout=60)]
+        assert len(chunk_ids(told)) == 50
+        (complete,) = completes(told)
+        assert (complete.finish_reason, complete.prompt_tokens) == ("length", 1)
+        asked = [r.request for w in served.workers for r in w.stats.received]
+        assert sorted(len(a.tokenized.input_ids) for a in asked) == [1, 21, 41]
+        assert sorted(a.sampling_params.max_tokens for a in asked) == [10, 30, 50]
+        await served.at_rest()
+
+
+async def test_an_answer_that_broke_off_after_its_last_token_is_not_gone_on_with() -> None:
+    async with serving(SimOptions(), SimOptions(), migration=True) as served:
+        request = streamed("x", temperature=0)
+        ids = chunk_ids([r async for r in served.stub.Generate(request, timeout=60)])
+        assert ids[-1] == 151645
+        for worker in served.workers:
+            worker.troubles.add(f"1*fail-after-chunks={len(ids)}")
+        call = served.stub.Generate(request, timeout=60)
+        told: list[int] = []
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            async for response in call:
+                told += response.chunk.token_ids
+        assert told == ids
+        refused = Refusal.of(error.value)
+        assert (refused.reason, refused.route["attempts"]) == ("WORKER_STREAM_BROKEN", "1")

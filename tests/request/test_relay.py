@@ -116,6 +116,13 @@ async def test_a_stream_is_whole_with_a_complete_for_every_choice() -> None:
     assert await failed(Call()) == "WORKER_STREAM_BROKEN"
 
 
+async def test_a_choice_that_nobody_asked_for_completes_none_that_was() -> None:
+    assert await failed(Call(chunk(1), complete(5))) == "WORKER_STREAM_BROKEN"
+    assert await failed(Call(complete(0), complete(2)), choices=2) == "WORKER_STREAM_BROKEN"
+    assert await failed(Call(complete(1), ended(grpc.StatusCode.UNAVAILABLE)))
+    assert len(await relayed(Call(complete(1), complete(0)))) == 2
+
+
 async def test_an_error_after_the_last_complete_takes_nothing_away() -> None:
     assert await relayed(Call(chunk(1), complete(), ended(grpc.StatusCode.UNAVAILABLE)))
 
