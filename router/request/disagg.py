@@ -24,12 +24,12 @@ from router.request.attempt import Attempt, Journey, Order
 from router.request.constraint import WireConstraint
 from router.request.dispatch import Dispatcher, Once
 from router.request.failure import Media, PassThrough
+from router.request.identity import identifies
 from router.request.legs import (
     BOOTSTRAP_LABEL,
     MOONCAKE,
     Handoff,
     decode_body,
-    identifies,
     mooncake_handoff,
     prefill_body,
 )
@@ -273,7 +273,9 @@ class Legs:
     def _identity(self, complete: engine.GenerateComplete) -> engine.MediaIdentity | None:
         if not self._references:
             return None
-        if identifies(complete.media_identity, self._references):
+        model = self.decode.worker.model
+        spec = model.spec if model is not None else None
+        if identifies(complete.media_identity, self._exchange.body().request, spec):
             return complete.media_identity
         self._metrics.missing_identity.inc()
         if not self._settings.refetch:

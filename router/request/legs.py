@@ -82,18 +82,6 @@ def decode_body(body: Body, handoff: Handoff) -> Body:
     return Body(request)
 
 
-def identifies(identity: engine.MediaIdentity, items: int) -> bool:
-    """Whether an identity names every one of a request's media items, and where it stands."""
-    batches = [identity.mm_inputs, *identity.extra_mm_inputs]
-    tokens = len(identity.prompt_token_ids)
-    places = [place for batch in batches for place in batch.mm_placeholders]
-    return (
-        len(places) == items
-        and all(len(b.mm_hashes) == len(b.mm_placeholders) and all(b.mm_hashes) for b in batches)
-        and all(place.length and place.offset + place.length <= tokens for place in places)
-    )
-
-
 def mooncake_handoff(worker: str, port: str | None, engine_id: str, transfer_id: str) -> Handoff:
     """What a decode leg needs to fetch from a Mooncake prefill leg, known beforehand.
 
@@ -169,5 +157,6 @@ def _without_pixels(inputs: engine.MultimodalInputs) -> engine.MultimodalInputs:
 def _put_identity(request: engine.GenerateRequest, identity: engine.MediaIdentity) -> None:
     del request.tokenized.input_ids[:]
     request.tokenized.input_ids.extend(identity.prompt_token_ids)
-    request.mm_inputs.CopyFrom(identity.mm_inputs)
-    request.extra_mm_inputs.extend(identity.extra_mm_inputs)
+    # Whatever a worker adds to it: pixels are not for the decode leg.
+    request.mm_inputs.CopyFrom(_without_pixels(identity.mm_inputs))
+    request.extra_mm_inputs.extend(map(_without_pixels, identity.extra_mm_inputs))

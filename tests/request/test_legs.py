@@ -12,7 +12,6 @@ from router.fleet.capability import Capability
 from router.request.legs import (
     Handoff,
     decode_body,
-    identifies,
     incompatibility,
     mooncake_handoff,
     prefill_body,
@@ -177,6 +176,16 @@ def test_an_identity_stands_in_for_references() -> None:
     assert list(leg.extra_mm_inputs) == list(told.extra_mm_inputs)
 
 
+def test_pixels_in_an_identity_stay_behind() -> None:
+    told = engine.MediaIdentity(prompt_token_ids=[5, 7, 7, 7, 7, 6], mm_inputs=tensors("a"))
+    told.extra_mm_inputs.append(tensors("b"))
+    leg = decode_body(Body(referring("http://h/a")), Handoff(PARAMS, told)).request
+    for batch in (leg.mm_inputs, *leg.extra_mm_inputs):
+        assert not batch.HasField("pixel_values")
+        assert not batch.flat_keys
+        assert list(batch.model_specific_tensors) == ["image_grid_thw"]
+
+
 def test_references_without_an_identity_go_along_again() -> None:
     request = referring("http://h/a")
     leg = decode_body(Body(request), Handoff(PARAMS)).request
@@ -187,35 +196,6 @@ def test_references_without_an_identity_go_along_again() -> None:
 def test_a_text_stays_a_text() -> None:
     leg = decode_body(Body(engine.GenerateRequest(text="hello")), Handoff(PARAMS)).request
     assert leg == engine.GenerateRequest(text="hello", kv_transfer_params_json=PARAMS)
-
-
-@pytest.mark.parametrize(
-    ("told", "items", "enough"),
-    [
-        (identity("a"), 1, True),
-        (identity("a", "b"), 2, True),
-        (engine.MediaIdentity(), 1, False),
-        # Bare token ids: what answers for another's picture.
-        (engine.MediaIdentity(prompt_token_ids=[7] * 6), 1, False),
-        (identity("a"), 2, False),
-        (identity("a", "b"), 1, False),
-        (identity(""), 1, False),
-        (identity("a", length=0), 1, False),
-        (identity("a", total=3), 1, False),
-    ],
-)
-def test_an_identity_names_every_item_and_its_place(
-    told: engine.MediaIdentity, items: int, enough: bool
-) -> None:
-    assert identifies(told, items) == enough
-
-
-def test_an_identity_counts_items_of_all_modalities() -> None:
-    told = identity("a")
-    told.extra_mm_inputs.add(mm_hashes=["v"]).mm_placeholders.add(offset=0, length=2)
-    assert identifies(told, 2)
-    del told.extra_mm_inputs[0].mm_hashes[:]
-    assert not identifies(told, 2)
 
 
 # -- Mooncake
