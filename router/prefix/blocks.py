@@ -1,7 +1,7 @@
 """The keys of a prompt's KV blocks: equal keys, equal KV.
 
 The key of a block is XXH64 over the block's token ids (uint32, little endian)
-followed by, for each media item that overlaps the block, the XXH64 of its
+followed by, for each media item that overlaps the block, the seeded XXH64 of its
 identifier and its offset from the block's first token (uint64 and int64); the
 seed is the parent's key. The first block's parent is a root that depends on
 LoRA adapter, cache salt and block size. That is what vLLM hashes, so equal
@@ -9,8 +9,8 @@ content gives equal keys whichever hash function the engine uses.
 
 Two different contents share a 64-bit key by chance once in 2^64: among a
 million blocks the odds are 3e-8. It would only make a worker look warmer than
-it is for one request. The root is seeded with a number drawn at start, so
-prompts that collide on purpose cannot be prepared.
+it is for one request. Roots and identifiers are seeded with a number drawn at
+start, so prompts that collide on purpose cannot be prepared.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def root_key(block_size: int, *, lora: str = "", salt: str = "", seed: int = PRO
 def identifier_digest(identifier: str | bytes) -> int:
     """A media identifier as it goes into keys."""
     return xxhash.xxh64_intdigest(
-        identifier.encode() if isinstance(identifier, str) else identifier
+        identifier.encode() if isinstance(identifier, str) else identifier, PROCESS_SEED
     )
 
 

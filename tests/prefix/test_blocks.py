@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.prefix.blocks import (
+    PROCESS_SEED,
     BlockExtras,
     MediaSpan,
     PromptBlocks,
@@ -38,7 +39,7 @@ def test_the_compiled_hash_is_xxh64(words: list[int], seed: int) -> None:
 def test_keys_are_as_documented() -> None:
     ids = tokens(40)
     media = [MediaSpan("cat", 10, 10)]
-    digest = xxhash.xxh64_intdigest(b"cat")
+    digest = xxhash.xxh64_intdigest(b"cat", PROCESS_SEED)
     first = xxhash.xxh64_intdigest(ids[:16].tobytes() + struct.pack("<Qq", digest, 10), ROOT)
     second = xxhash.xxh64_intdigest(ids[16:32].tobytes() + struct.pack("<Qq", digest, -6), first)
     assert prompt_keys(ids, 16, ROOT, media).tolist() == [first, second]
@@ -92,6 +93,11 @@ def test_an_image_counts_where_it_overlaps(offset: int, length: int, touched: in
     plain = prompt_keys(tokens(48), 16, ROOT)
     keys = prompt_keys(tokens(48), 16, ROOT, [MediaSpan("cat", offset, length)])
     assert np.flatnonzero(plain != keys)[0] == touched
+
+
+def test_whoever_makes_up_identifiers_does_not_know_their_digests() -> None:
+    assert identifier_digest("a") == identifier_digest(b"a") != identifier_digest("b")
+    assert identifier_digest("a") != xxhash.xxh64_intdigest(b"a")
 
 
 @given(
