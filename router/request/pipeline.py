@@ -29,6 +29,7 @@ from router.request.ready import Ready
 from router.request.record import Record
 from router.request.relay import Write
 from router.request.resolve import Mode, Resolution
+from router.request.worker_media import SomeItemFault
 from router.wire import engine
 
 _log = get_logger("request")
@@ -95,6 +96,7 @@ class Pipeline:
         """
         deadline = self._deadline(time_left)
         choices = max(1, request.sampling_params.n)
+        references = len(request.media_refs.items)
         merge = self._settings.merge_chunks and not request.router.one_chunk_a_message
         active = self.active.running(record.request_id, deadline, lambda: _late(record))
         try:
@@ -102,6 +104,10 @@ class Pipeline:
                 with self._intake.ticket() as ticket:
                     ready = await self._prepared(request, model, deadline, record, ticket)
                     await self._serve(ready, choices, merge, deadline, write, record)
+        except SomeItemFault as fault:
+            if references != 1:
+                raise
+            raise fault.at(0) from fault
         except Aborted:
             progress = record.journey.progress
             progress.finish_reasons.append("abort")

@@ -15,6 +15,7 @@ import grpc
 
 from router.faults import Fault, Reason
 
+_ITEM = re.compile(r"media_refs\[(\d+)\]")
 _FETCH_FAILED = re.compile(r"media_refs\[(\d+)\]: fetch failed")
 _SCHEME = re.compile(r"media_refs\[(\d+)\]: url scheme '([a-z0-9+.-]{0,32})' is not accepted")
 _HOST_REFUSED = re.compile(r"HTTP (4\d\d) error")
@@ -24,6 +25,20 @@ _NOT_BASE64 = re.compile(r"base64|incorrect padding", re.I)
 _REFERENCE = re.compile(r"\b(?:https?|file)://[^\s'\"<>)]+|\bdata:[^\s'\"<>)]+")
 _OBJECT = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>|\b0x[0-9a-f]{6,}\b", re.I)
 _LONGEST = 500
+
+
+class SomeItemFault(Fault):
+    """A fault of a media item whose index the worker did not say."""
+
+    def __init__(self, reason: Reason, what: str, **metadata: object) -> None:
+        super().__init__(
+            reason, f"a media item: {what}", metadata={k: str(v) for k, v in metadata.items()}
+        )
+        self._what = what
+
+    def at(self, index: int) -> Fault:
+        """The same of the item at `index`."""
+        return Fault.of_item(self.reason, index, self._what, **self.metadata)
 
 
 def media_fault(code: grpc.StatusCode, details: str) -> Fault | None:
@@ -41,16 +56,17 @@ def media_fault(code: grpc.StatusCode, details: str) -> Fault | None:
             Reason.MEDIA_SCHEME_UNSUPPORTED, int(match[1]), "its URL scheme is not accepted"
         )
     if match := _HOST_REFUSED.search(details):
-        return Fault(
-            Reason.MEDIA_NOT_FOUND,
-            f"the host of a media item answered {match[1]}",
-            metadata={"status": match[1]},
+        fault = SomeItemFault(
+            Reason.MEDIA_NOT_FOUND, f"its host answered {match[1]}", http_status=match[1]
         )
-    if _UNREADABLE.search(details):
-        return Fault(Reason.MEDIA_DECODE_FAILED, "a media item could not be read")
-    if _NOT_BASE64.search(details):
-        return Fault(Reason.MEDIA_URL_INVALID, "a data: URL is not base64")
-    return None
+    elif _UNREADABLE.search(details):
+        fault = SomeItemFault(Reason.MEDIA_DECODE_FAILED, "it could not be read")
+    elif _NOT_BASE64.search(details):
+        fault = SomeItemFault(Reason.MEDIA_URL_INVALID, "its data: URL is not base64")
+    else:
+        return None
+    item = _ITEM.search(details)
+    return fault.at(int(item[1])) if item else fault
 
 
 def presentable(details: str) -> str:

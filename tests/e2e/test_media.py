@@ -45,6 +45,26 @@ async def test_a_picture_on_the_web_gives_the_same_answer_in_both_modes() -> Non
         assert received.request.media_refs.items[0].url == host.url("/photo.jpg?sig=1")
 
 
+async def test_what_a_worker_could_not_read_is_named_by_its_index() -> None:
+    async with (
+        running() as host,
+        serving(SimOptions(), media_allow_private_hosts=True) as served,
+    ):
+        host.routes["/403"] = fixed(b"", status="403 Forbidden")
+        gone = await served.refusal(seeing(PICTURE, host.url("/403")))
+        assert gone.reason == "MEDIA_NOT_FOUND"
+        assert gone.about == {"index": "0", "http_status": "403"}
+        assert gone.message == "media item 0: its host answered 403"
+        # Of several the worker does not say which.
+        one = await served.refusal(
+            seeing(PICTURE * 2, data_url("photo_640x480.jpg"), host.url("/403"))
+        )
+        assert one.reason == "MEDIA_NOT_FOUND"
+        assert one.about == {"http_status": "403"}
+        torn = await served.refusal(seeing(PICTURE, data_url("photo_640x480.jpg")[:-2000]))
+        assert (torn.reason, torn.about) == ("MEDIA_DECODE_FAILED", {"index": "0"})
+
+
 async def test_a_request_fetches_its_picture_once_whatever_its_workers_do() -> None:
     options = SimOptions(mm_processor="", faults=("1*fail=UNAVAILABLE",))
     async with (

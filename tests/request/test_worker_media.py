@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 from router.faults import Reason
-from router.request.worker_media import media_fault, presentable
+from router.request.worker_media import SomeItemFault, media_fault, presentable
 
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -76,6 +76,20 @@ def test_what_is_wrong_with_media_has_the_routers_reason(details: str, reason: R
     assert fault.reason is reason
     assert "SECRET" not in str(fault)
     assert "0x" not in str(fault)
+
+
+def test_an_item_is_named_where_it_can_be_known() -> None:
+    named = media_fault(INVALID, "media_refs[3]: Only base64 data URLs are supported for now.")
+    assert named is not None
+    assert named.metadata["index"] == "3"
+    assert str(named) == "media item 3: its data: URL is not base64"
+    unnamed = media_fault(INVALID, "Failed to fetch media from URL: HTTP 403 error")
+    assert isinstance(unnamed, SomeItemFault)
+    assert str(unnamed) == "a media item: its host answered 403"
+    assert unnamed.metadata == {"http_status": "403"}
+    only = unnamed.at(0)
+    assert (only.reason, str(only)) == (unnamed.reason, "media item 0: its host answered 403")
+    assert only.metadata == {"index": "0", "http_status": "403"}
 
 
 @pytest.mark.parametrize(

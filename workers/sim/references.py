@@ -219,13 +219,18 @@ def _first(faults: ExceptionGroup[Fault]) -> Fault:
 
 
 def _worded(fault: Fault) -> str:
-    """The sentence of vLLM's media connector and its servicer for a fault of ours."""
+    """The sentence of vLLM's media connector and its servicer for a fault of ours.
+
+    The servicer alone knows which item it was: the connector's sentences do not say.
+    """
     at = fault.metadata.get("index", "0")
     match fault.reason:
         case Reason.MEDIA_FETCH_FAILED | Reason.MEDIA_FETCH_TIMEOUT:
             return f"media_refs[{at}]: fetch failed: {fault.message}"
         case Reason.MEDIA_NOT_FOUND:
-            return f"media_refs[{at}]: HTTP {fault.metadata.get('http_status', '404')} error"
+            status = fault.metadata.get("http_status", "404")
+            return f"Failed to fetch media from URL: HTTP {status} error (parameter=image_url)"
         case Reason.MEDIA_DECODE_FAILED | Reason.MEDIA_FORMAT_UNSUPPORTED:
-            return f"media_refs[{at}]: failed to load image: {fault.message}"
+            what = fault.message.partition(": ")[2] or fault.message
+            return f"Failed to load image: {what}"
     return fault.message
