@@ -41,6 +41,8 @@ class Model:
     problem: str = ""
     # None where the worker hands out no tokenizer.json.
     counter: TokenCounter | None = None
+    # What a worker's tokenizer reads as a media anchor, in a prompt that comes as text.
+    anchor_texts: tuple[str, ...] = ()
     # Token ids that end an answer, by generation_config.json.
     end_ids: frozenset[int] = frozenset()
 
@@ -77,15 +79,19 @@ def fingerprint(files: Mapping[str, bytes]) -> str:
 
 def _read(capability: Capability, bundle: TokenizerBundle) -> Model:
     spec, problem = None, ""
+    anchor_texts: tuple[str, ...] = ()
     try:
         files = ModelFiles.from_archive(bundle.files)
         spec = spec_for(capability.model_type, capability.architectures, files)
+        if spec is not None:
+            anchors = set(spec.anchor_ids.values())
+            anchor_texts = tuple(text for text, id_ in files.token_ids.items() if id_ in anchors)
     except ValueError as error:
         problem = str(error)
     tokenizer = bundle.files.get("tokenizer.json")
     counter = TokenCounter(tokenizer) if tokenizer else None
     ends = _end_ids(bundle.files.get("generation_config.json", b""))
-    return Model(bundle, fingerprint(bundle.files), spec, problem, counter, ends)
+    return Model(bundle, fingerprint(bundle.files), spec, problem, counter, anchor_texts, ends)
 
 
 def _end_ids(generation_config: bytes) -> frozenset[int]:

@@ -34,6 +34,17 @@ def check_anchors(spec: ModelSpec, input_ids: Sequence[int], items: Sequence[Med
     )
 
 
+def refuse_anchor_texts(anchor_texts: Sequence[str], text: str) -> None:
+    """The same of a prompt that a worker turns into tokens. Raises `Fault` ANCHOR_MISMATCH."""
+    found = sum(text.count(anchor) for anchor in anchor_texts)
+    if found:
+        raise Fault(
+            Reason.ANCHOR_MISMATCH,
+            f"text holds {found} media anchors, and media need a tokenized prompt",
+            metadata={"found": str(found), "items": "0"},
+        )
+
+
 def refuse_anchors(spec: ModelSpec, input_ids: Sequence[int]) -> None:
     """A prompt without media must hold no anchor. Raises `Fault` ANCHOR_MISMATCH."""
     check_anchors(spec, input_ids, ())

@@ -21,7 +21,7 @@ from router.media.intake import Glance, MediaIntake
 from router.media.ticket import Ticket
 from router.prefix.blocks import MediaSpan, PromptBlocks
 from router.prefix.names import Learned
-from router.request.anchors import check_anchors, refuse_anchors
+from router.request.anchors import check_anchors, refuse_anchor_texts, refuse_anchors
 from router.request.estimate import estimate_item
 from router.request.interest import Interest
 from router.request.plan import MediaItem, MediaPlan
@@ -89,6 +89,8 @@ class Preparer:
                 blocks=_blocks(ids) if interest.prefixes and not truncated else None,
             )
         text = request.text
+        if model is not None:
+            refuse_anchor_texts(model.anchor_texts, text)
         if context_length and model and model.counter:
             enough = context_length
             if interest.prefixes and not truncated:

@@ -182,6 +182,12 @@ CASES = [
     Case(R.ANCHOR_MISMATCH, picture(SMALL, PICTURE * 2), (TENSORS_ONLY,), name="router"),
     Case(R.ANCHOR_MISMATCH, picture(SMALL, "none"), name="none"),
     Case(R.ANCHOR_MISMATCH, lambda: tokenized(PICTURE), name="no media"),
+    Case(
+        R.ANCHOR_MISMATCH,
+        lambda: engine.GenerateRequest(text=f"{PICTURE} and <|video_pad|>"),
+        about={"found": "2", "items": "0"},
+        name="in a text",
+    ),
     Case(R.MALFORMED_TENSORS, broken_tensors, about={"check": "length"}),
     Case(
         R.TOO_MANY_MEDIA_ITEMS,
