@@ -11,6 +11,8 @@ from typing import Any
 
 from router import config, heap
 
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 EPILOG = """\
 Every flag --a-b is also the variable MMROUTER_A_B and the key a_b of the file.
 Flags win over variables, variables over the file. Write durations as 250ms, 5s
@@ -34,6 +36,9 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serves until SIGTERM, SIGINT or SIGHUP. 0: stopped, 1: could not start, 2: bad settings."""
+    for number in STOPS:
+        # Until the loop listens: as a container's first process one without a handler gets none.
+        signal.signal(number, _stopped_early)
     try:
         settings = config.load(config.flags_of(arguments), arguments.config)
     except config.ConfigError as error:
@@ -74,11 +79,15 @@ async def _serve(settings: config.Settings) -> int:
     try:
         app = App(settings)
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(signum, app.stop)
+        for number in STOPS:
+            loop.add_signal_handler(number, app.stop)
         await app.run()
     except CannotStart as error:
         sys.stderr.write(f"mmrouter serve: {error}\n")
         code = 1
     leave_soon(code)
     return code
+
+
+def _stopped_early(*_: object) -> None:
+    sys.exit(0)

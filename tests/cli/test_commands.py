@@ -88,3 +88,22 @@ assert "router.wire" not in sys.modules
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_a_signal_before_the_router_listens_ends_it_in_peace() -> None:
+    script = """
+import argparse, os, signal, time
+from router import config
+from router.cli import serve
+
+def load(flags, file):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+
+config.load = load
+parser = argparse.ArgumentParser()
+config.add_flags(parser)
+serve.run(argparse.Namespace(config=None, **vars(parser.parse_args([]))))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], timeout=60, check=False)
+    assert ended.returncode == 0
