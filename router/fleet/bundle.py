@@ -47,12 +47,14 @@ class BundleError(ValueError):
 class TokenizerBundle:
     """The archive's members by base name, and the archive as it came.
 
-    `sha256` (hex) is of the packed archive and identifies the bundle.
+    `sha256` (hex) is of the packed archive, `content` (hex SHA-256) of the files in
+    it: archives of the same files differ in the times of their members.
     """
 
     files: Mapping[str, bytes] = field(repr=False)
     archive: bytes = field(repr=False)
     sha256: str
+    content: str = ""
 
     @classmethod
     def from_archive(cls, data: bytes) -> TokenizerBundle:
@@ -68,12 +70,21 @@ class TokenizerBundle:
             raise BundleError("the archive is damaged") from error
         except RuntimeError as error:  # an encrypted member
             raise BundleError("the archive has a member that cannot be read") from error
-        return cls(files=files, archive=data, sha256=hashlib.sha256(data).hexdigest())
+        return cls(files, data, hashlib.sha256(data).hexdigest(), digest(files))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """The members' names, sorted."""
         return tuple(sorted(self.files))
+
+
+def digest(files: Mapping[str, bytes]) -> str:
+    """Hex SHA-256 over names and contents."""
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}:{len(content)}:".encode())
+        digest.update(content)
+    return digest.hexdigest()
 
 
 def _unpack(archive: zipfile.ZipFile) -> dict[str, bytes]:

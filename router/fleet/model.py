@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
-from router.fleet.bundle import TokenizerBundle
+from router.fleet.bundle import TokenizerBundle, digest
 from router.fleet.capability import Capability
 from router.fleet.tokens import TokenCounter
 from router.observe.logging import get_logger
@@ -18,7 +18,7 @@ from router.vision.registry import spec_for
 
 _log = get_logger("fleet")
 
-# What decides a model's tensors and token ids. Archives of equal files can differ.
+# What decides a model's tensors and token ids.
 _DECIDING_FILES = (
     "config.json",
     "preprocessor_config.json",
@@ -48,33 +48,44 @@ class Model:
 
 
 class ModelLibrary:
-    """Models by what their files and type are, so that equal workers share one."""
+    """Models by what their files and type are, so that equal workers share one.
+
+    One is kept for as long as anybody has it: files are megabytes, and a fleet
+    that is renewed for months has many of them.
+    """
 
     def __init__(self) -> None:
-        self._models: dict[tuple[str, str, tuple[str, ...]], Model] = {}
+        self._models: WeakValueDictionary[tuple[str, str, tuple[str, ...]], Model]
+        self._models = WeakValueDictionary()
+        # A fleet that starts has many equal workers at once.
+        self._reading = asyncio.Lock()
+
+    def __len__(self) -> int:
+        return len(self._models)
 
     async def model(self, capability: Capability, bundle: TokenizerBundle) -> Model:
         """The model of a worker. Reading the files takes a while, so it is done in a thread."""
-        key = (bundle.sha256, capability.model_type, capability.architectures)
-        if key not in self._models:
-            self._models[key] = await asyncio.to_thread(_read, capability, bundle)
-            model = self._models[key]
-            if model.problem:
-                _log.warning("model_not_usable", model=capability.served_name, why=model.problem)
-            if model.spec is not None:
-                for warning in model.spec.warnings:
-                    _log.warning("model_setting", model=capability.served_name, setting=warning)
-        return self._models[key]
+        key = (bundle.content, capability.model_type, capability.architectures)
+        async with self._reading:
+            model = self._models.get(key)
+            if model is None:
+                model = await asyncio.to_thread(_read, capability, bundle)
+                self._models[key] = model
+                _tell(capability, model)
+        return model
 
 
 def fingerprint(files: Mapping[str, bytes]) -> str:
     """Hex SHA-256 over the files that decide a model's tensors and token ids."""
-    digest = hashlib.sha256()
-    for name in _DECIDING_FILES:
-        content = files.get(name, b"")
-        digest.update(f"{name}:{len(content)}:".encode())
-        digest.update(content)
-    return digest.hexdigest()
+    return digest({name: files.get(name, b"") for name in _DECIDING_FILES})
+
+
+def _tell(capability: Capability, model: Model) -> None:
+    if model.problem:
+        _log.warning("model_not_usable", model=capability.served_name, why=model.problem)
+    if model.spec is not None:
+        for warning in model.spec.warnings:
+            _log.warning("model_setting", model=capability.served_name, setting=warning)
 
 
 def _read(capability: Capability, bundle: TokenizerBundle) -> Model:

@@ -138,6 +138,9 @@ class Decider:
         workers = self._registry.of_model(name)
         served = self._served.get(name)
         if served is None or served.workers is not workers:
+            # What stood before holds its workers, and the files of their models.
+            of_model = self._registry.of_model
+            self._served = {n: s for n, s in self._served.items() if s.workers is of_model(n)}
             served = self._served[name] = Served(workers)
         return served
 
