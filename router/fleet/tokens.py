@@ -7,16 +7,38 @@ from functools import cached_property
 
 from tokenizers import Tokenizer
 
+from router.observe.logging import get_logger
+
+_log = get_logger("fleet")
+
+
+class UnreadableTokenizer(Exception):
+    """The tokenizer.json is none, or of a form that is not known here."""
+
 
 @dataclass(frozen=True)
 class TokenCounter:
-    """Counts with the model's own tokenizer.json, which is read at the first use."""
+    """Counts with the model's own tokenizer.json, which is read at the first use.
+
+    Every use raises `UnreadableTokenizer` for one that cannot be read.
+    """
 
     tokenizer_json: bytes = field(repr=False)
 
     @cached_property
+    def _read(self) -> Tokenizer | None:
+        # Also of one that cannot be read it is known from now on: it may be megabytes.
+        try:
+            return Tokenizer.from_str(self.tokenizer_json.decode("utf-8"))
+        except Exception as error:  # the library raises nothing more special
+            _log.warning("tokenizer_unreadable", why=str(error))
+            return None
+
+    @property
     def _tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_str(self.tokenizer_json.decode("utf-8"))
+        if self._read is None:
+            raise UnreadableTokenizer
+        return self._read
 
     @cached_property
     def _longest(self) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 
 from router.faults import Fault, Reason
 from router.fleet.model import Model
+from router.fleet.tokens import UnreadableTokenizer
 from router.media.intake import Glance, MediaIntake
 from router.media.ticket import Ticket
 from router.prefix.blocks import MediaSpan, PromptBlocks
@@ -88,20 +89,24 @@ class Preparer:
                 estimated=truncated,
                 blocks=_blocks(ids) if interest.prefixes and not truncated else None,
             )
-        text = request.text
+        text, body = request.text, Body(strip(request))
         if model is not None:
             refuse_anchor_texts(model.anchor_texts, text)
-        if context_length and model and model.counter:
-            enough = context_length
-            if interest.prefixes and not truncated:
-                tokens = await asyncio.to_thread(model.counter.ids, text, enough=enough)
+        # A token stands for at least a byte, and most for about four.
+        guessed = Prepared(body, max(1, len(text) // 4), estimated=True)
+        if truncated or not (context_length and model and model.counter):
+            return guessed
+        try:
+            if interest.prefixes:
+                tokens = await asyncio.to_thread(model.counter.ids, text, enough=context_length)
                 if tokens is not None:
-                    return Prepared(Body(strip(request)), len(tokens), blocks=_blocks(tokens))
-            # A token stands for at least a byte, and most for about four.
+                    return Prepared(body, len(tokens), blocks=_blocks(tokens))
             if len(text) * 4 > context_length:
-                count = await asyncio.to_thread(model.counter.count, text, enough=enough)
-                return Prepared(Body(strip(request)), count)
-        return Prepared(Body(strip(request)), max(1, len(text) // 4), estimated=True)
+                count = await asyncio.to_thread(model.counter.count, text, enough=context_length)
+                return Prepared(body, count)
+        except UnreadableTokenizer:
+            return guessed
+        return guessed
 
     async def client_tensors(
         self,
