@@ -9,7 +9,6 @@ by a file lock, which containers that share /dev/shm but no process ids see too.
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import itertools
 import os
@@ -86,7 +85,7 @@ class SharedMemory:
         """A segment with the batches' pixels, or None where they must go inline.
 
         That is when the worker does not see this memory, when it would not be
-        worth it, and when space is short.
+        worth it, when space is short, and when it cannot be written.
         """
         nbytes = sum(batch.payload_bytes for batch in batches)
         capability = worker.capability
@@ -103,14 +102,13 @@ class SharedMemory:
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            # The thread goes on; what it writes must not stay.
+            # The thread goes on; what it writes must not stay, and how it fails is nothing.
+            writing.add_done_callback(lambda done: done.cancelled() or done.exception())
             writing.add_done_callback(lambda _: _unlink(paths))
             raise
         except OSError as error:
             _unlink(paths)
-            if error.errno != errno.ENOSPC:
-                raise
-            _log.warning("shm_full", bytes=nbytes)
+            _log.warning("shm_failed", bytes=nbytes, why=error.strerror)
             return None
         handles = [
             common.ShmHandle(name=path.name, nbytes=batch.payload_bytes, owner_id=self._owner)
@@ -119,7 +117,10 @@ class SharedMemory:
         return Segment(paths, handles)
 
     def _free(self) -> int:
-        about = os.statvfs(self._root)
+        try:
+            about = os.statvfs(self._root)
+        except OSError:
+            return 0  # it is no longer there
         return about.f_bavail * about.f_frsize
 
     def _sweep(self) -> None:

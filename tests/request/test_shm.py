@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 import os
@@ -89,15 +90,26 @@ async def test_small_tensors_and_short_space_go_inline(
     assert files(tmp_path) == []
 
 
-async def test_a_full_device_goes_inline_and_leaves_nothing(
-    memory: SharedMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE, errno.EDQUOT, errno.EROFS])
+async def test_what_cannot_be_written_goes_inline_and_leaves_nothing(
+    memory: SharedMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(error, os.strerror(error))
 
     monkeypatch.setattr(shm, "_write_all", full)
     assert await memory.share([batch(1)], worker(memory.namespace)) is None
     assert files(tmp_path) == []
+
+
+async def test_memory_that_is_no_longer_there_is_not_used(tmp_path: Path) -> None:
+    root = tmp_path / "mounted"
+    root.mkdir()
+    memory = SharedMemory(1, root)
+    there = worker(memory.namespace)
+    memory.close()
+    root.rmdir()
+    assert await memory.share([batch(1)], there) is None
 
 
 async def test_leaving_while_it_is_written_leaves_nothing(
