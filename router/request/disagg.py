@@ -135,10 +135,10 @@ class Pairs:
         ) -> tuple[AttemptFailed | None, frozenset[Worker]]:
             with self._dispatcher.tracing.step("select"):
                 pair = self.pairing.reserve(order.constraint, order.view, tried)
-            names = self.pairing.policies(order.constraint.model)
-            for policy, leg in zip(names, ("prefill", "decode"), strict=True):
-                self._metrics.selections.labels(policy, leg).inc()
             try:
+                names = self.pairing.policies(order.constraint.model)
+                for policy, leg in zip(names, ("prefill", "decode"), strict=True):
+                    self._metrics.selections.labels(policy, leg).inc()
                 legs = Legs(self._dispatcher, self._metrics, self._settings, order, pair, exchange)
                 journey.attempts += 1
                 journey.worker = f"{legs.prefill.worker.address}+{legs.decode.worker.address}"

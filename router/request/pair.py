@@ -101,8 +101,13 @@ class Pairing:
         # Its context is as long, but it is computed on the other side.
         second = decode.lease(view.prompt_tokens, 0)
         assert first is not None and second is not None, "admitted in this very step"
-        policy.reserved(view, prefill)
-        return Pair(first, second)
+        pair = Pair(first, second)
+        try:
+            policy.reserved(view, prefill)
+        except BaseException:
+            pair.release()
+            raise
+        return pair
 
     def _candidates(
         self, constraint: WireConstraint, tried: frozenset[Worker]

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from router.faults import Fault, Reason
+from router.fleet.breaker import CallResult
 from router.fleet.worker import Lease, Worker, WorkerState
 from router.policy.base import Policy, RoutingView
 from router.request.constraint import Cause, WireConstraint, nearest_to_admission
@@ -92,10 +93,11 @@ class Survey:
         an otherwise usable pool.
         """
         up = [j for j in self.judgements if j.absence in (None, Absence.OVERLOADED)]
-        capable = [j for j in self.judgements if j.cause is None]
-        if not up or (capable and not any(j in up for j in capable)):
+        capable = any(j.cause is None for j in self.judgements)
+        capable_up = any(j.cause is None for j in up)
+        if not up or (capable and not capable_up):
             return self._unavailable()
-        if any(j in up for j in capable) or all(j.absence is Absence.OVERLOADED for j in up):
+        if capable_up or all(j.absence is Absence.OVERLOADED for j in up):
             return Fault(
                 Reason.OVERLOADED,
                 "every worker that could serve the request is overloaded",
@@ -160,7 +162,11 @@ def select(seen: Survey, view: RoutingView, policy: Policy, *, retry_after: floa
         charge = policy.charge(view, chosen)
         lease = chosen.lease(view.prompt_tokens, charge, told=view.told)
         if lease is not None:
-            policy.reserved(view, lease.worker)
+            try:
+                policy.reserved(view, lease.worker)
+            except BaseException:
+                lease.release(CallResult.NEUTRAL)
+                raise
             return lease
         del candidates[position]
     raise seen.fault(retry_after=retry_after)
