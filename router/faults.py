@@ -91,3 +91,13 @@ class Fault(Exception):
             f"media item {index}: {message}",
             metadata={"index": str(index), **{k: str(v) for k, v in metadata.items()}},
         )
+
+    def for_item(self, index: int) -> Fault:
+        """The same fault, told of another item: what is made once may fail for several."""
+        told = self.metadata.get("index", "")
+        return Fault(
+            self.reason,
+            self.message.replace(f"media item {told}:", f"media item {index}:", 1),
+            metadata={**self.metadata, "index": str(index)},
+            retry_after=self.retry_after,
+        )

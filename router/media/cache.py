@@ -91,7 +91,7 @@ class UrlCache:
             ) as download:
                 return Held(download.data, download.reservation.hold())
         except Fault as fault:
-            raise _for_item(fault, index) from None
+            raise fault.for_item(index) from None
 
     async def close(self) -> None:
         """Ends running downloads."""
@@ -223,14 +223,3 @@ def _freshness(cache_control: str, age: int) -> float:
     if not (lifetime.isascii() and lifetime.isdigit()):
         return 0.0
     return max(0.0, float(lifetime[:9]) - age)
-
-
-def _for_item(fault: Fault, index: int) -> Fault:
-    """The same fault, told of the caller's own item."""
-    told = fault.metadata.get("index", "")
-    return Fault(
-        fault.reason,
-        fault.message.replace(f"media item {told}:", f"media item {index}:", 1),
-        metadata={**fault.metadata, "index": str(index)},
-        retry_after=fault.retry_after,
-    )

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from router.faults import Fault
 from router.media.intake import MediaIntake
 from router.media.reader import SMALL
 from router.media.ticket import Blob, Clip, Ticket
@@ -96,11 +97,15 @@ class TensorMaker:
                 identity = item_identity(*named)
             else:
                 identity = await ticket.run(item_identity, *named)
-        values = await self._intake.contents.get(
-            (identity, recipe.fingerprint, recipe.pixels),
-            lambda: self._make(loaded, recipe),
-            lambda array: array.nbytes,
-        )
+        try:
+            values = await self._intake.contents.get(
+                (identity, recipe.fingerprint, recipe.pixels),
+                lambda: self._make(loaded, recipe),
+                lambda array: array.nbytes,
+            )
+        except Fault as fault:
+            # It may have been made for an item of another request.
+            raise fault.for_item(plan.index) from None
         return Tensor(identity, values)
 
     async def _make(self, loaded: Loaded, recipe: Recipe) -> npt.NDArray[Any]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 import grpc
+import pytest
 
+from router.faults import Fault, Reason
+from router.request.tensors_out import Loaded, Recipe, TensorMaker
 from router.wire import common
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 from tests.media.server import fixed, running
@@ -209,3 +213,28 @@ async def test_tensors_of_a_client_that_no_budget_could_hold_are_refused_for_goo
         assert refused.reason == "MEDIA_TOO_LARGE"
         assert refused.about["size"] == str(asked.ByteSize())
         assert served.workers[0].stats.calls["Generate"] == 0
+
+
+async def test_a_picture_that_fails_for_several_requests_has_the_index_it_has_in_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make, go_on = TensorMaker._make, asyncio.Event()
+
+    async def failing(self: TensorMaker, loaded: Loaded, recipe: Recipe) -> Any:
+        if loaded.plan.source_width != 61:
+            return await make(self, loaded, recipe)
+        await go_on.wait()
+        raise Fault.of_item(Reason.MEDIA_DECODE_FAILED, loaded.plan.index, "it is broken")
+
+    monkeypatch.setattr(TensorMaker, "_make", failing)
+    broken, sound = data_url("solid_61x43.bmp"), data_url("photo_640x480.jpg")
+    async with serving(TENSORS_ONLY) as served:
+        flights = served.app._intake.contents._flights._flights
+        first = asyncio.create_task(served.refusal(seeing(PICTURE, broken)))
+        await eventually(lambda: [flight.waiters for flight in flights.values()] == [1])
+        second = asyncio.create_task(served.refusal(seeing(PICTURE * 2, sound, broken)))
+        await eventually(lambda: [flight.waiters for flight in flights.values()] == [2])
+        go_on.set()
+        for refused, index in ((await first, "0"), (await second, "1")):
+            assert refused.about["index"] == index
+            assert f"media item {index}: it is broken" in refused.message
