@@ -315,5 +315,5 @@ def _pushback(value: str | bytes | None) -> float | None:
         return None
     try:
         return int(value) / 1000
-    except ValueError:
+    except (ValueError, OverflowError):
         return -1.0  # gRPC: what cannot be read means "do not retry"

@@ -98,7 +98,16 @@ def test_a_worker_that_lost_what_it_offered_is_read_again_and_another_one_asked(
 
 
 @pytest.mark.parametrize(
-    ("sent", "seconds"), [("200", 0.2), ("0", 0.0), ("-1", -0.001), ("soon", -1.0), ("1.5", -1.0)]
+    ("sent", "seconds"),
+    [
+        ("200", 0.2),
+        ("0", 0.0),
+        ("-1", -0.001),
+        ("soon", -1.0),
+        ("1.5", -1.0),
+        ("9" * 400, -1.0),
+        ("9" * 9000, -1.0),
+    ],
 )
 def test_pushback_is_read_in_milliseconds_and_nonsense_forbids_a_retry(
     sent: str, seconds: float
