@@ -147,8 +147,12 @@ class _BatchCheck:
     def _check_keys(self) -> None:
         batch, names = self._batch, self._names
         token = self._spec.placeholder_ids[self._modality]
-        if batch.HasField("im_token_id") and batch.im_token_id != token:
-            raise malformed("im_token_id", f"im_token_id is not the model's {token}")
+        if batch.HasField("im_token_id"):
+            if batch.im_token_id != token:
+                raise malformed("im_token_id", f"im_token_id is not the model's {token}")
+        elif self._spec.interleaves(self._modality):
+            # A worker would take every token of a range for a placeholder.
+            raise malformed("im_token_id", f"im_token_id is missing, the model's is {token}")
         if batch.encoder_input_key not in ("", "pixel_values"):
             raise malformed("keys", "encoder_input_key is not pixel_values")
         if dict(batch.flat_keys) != dict(names.flat):

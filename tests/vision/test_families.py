@@ -73,6 +73,15 @@ def test_a_request_of_two_images_passes_its_own_checks(family: str) -> None:
     longer.pixel_values.shape[0] += 1
     with pytest.raises(Fault):
         check_mm_inputs([longer], expanded.ids, spec, limits)
+    # Without it every token of a range counts as a placeholder, the breaks among them too.
+    silent = batch.message()
+    silent.ClearField("im_token_id")
+    if spec.interleaves("image"):
+        with pytest.raises(Fault) as caught:
+            check_mm_inputs([silent], expanded.ids, spec, limits)
+        assert caught.value.metadata["check"] == "im_token_id"
+    else:
+        check_mm_inputs([silent], expanded.ids, spec, limits)
 
 
 @pytest.mark.parametrize("family", MODELS)
