@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
 from router.vision.settings import Reader
 
 UNKNOWN_FPS = 24.0
+# Of float32, on processors with AVX2. Others may differ by a frame from some 20,000 frames on.
+_LANES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +72,21 @@ class Sampling:
 
 
 def _steps(total: int, count: int) -> tuple[int, ...]:
-    """Frame indices from 0 on, `total` / `count` apart."""
+    """Frame indices from 0 on, `total` / `count` apart: those of torch's `arange`.
+
+    By rounding it may have one more, which is left out where it is behind the last frame: no
+    reference has an answer then.
+    """
     if count == 0:
         return ()
-    # The reference steps in float32.
-    steps = np.arange(0, total, total / count, dtype=np.float32)
-    return tuple(int(i) for i in steps.astype(np.int32))
+    step = total / count
+    places = np.arange(ceil(total / step))
+    # Written eight at a time: the first of them in float32, the others from there in float64.
+    ahead = places % _LANES
+    ahead[len(places) // _LANES * _LANES :] = 0
+    begins = ((places - ahead) * step).astype(np.float32)
+    steps = (begins + ahead * step).astype(np.float32).astype(np.int32)
+    return tuple(int(i) for i in steps if i < total)
 
 
 def spread_evenly(total: int, count: int) -> tuple[int, ...]:

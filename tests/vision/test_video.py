@@ -227,6 +227,38 @@ def test_without_a_tokenizer_images_still_work() -> None:
         assert any("videos are off" in warning for warning in made.warnings)
 
 
+@pytest.mark.parametrize(
+    ("total", "fps", "frames"),
+    [
+        # torch 2.13: torch.arange(0, total, total / count).int()
+        (124, 17.6, [0, 8, 17, 26, 35, 44, 53, 62, 70, 79, 88, 97, 106, 115]),
+        (
+            *(76, 5.4),
+            [
+                *(0, 2, 5, 8, 10, 13, 16, 19, 21, 24, 27, 29, 32, 35, 38, 40, 43, 46, 48),
+                *(51, 54, 57, 59, 62, 65, 67, 70, 73),
+            ],
+        ),
+        # It has a last one of 17 here, which is behind the video.
+        (17, 2.4, [0, 1, 2, 3, 4, 6, 7, 8, 9, 10, 12, 13, 14, 15]),
+    ],
+)
+def test_equal_steps_are_those_of_the_reference_s_arithmetic(
+    total: int, fps: float, frames: list[int]
+) -> None:
+    plan = spec("qwen2_5_vl").plan_video(320, 240, index=0, total_frames=total, fps=fps)
+    assert list(plan.frames) == frames
+
+
+@pytest.mark.parametrize("fps", [10.0, 24.0, 25.0, 29.97, 30.0])
+def test_no_frame_lies_behind_the_video(fps: float) -> None:
+    made = spec("qwen2_5_vl")
+    for total in range(10, 3000, 7):
+        frames = made.plan_video(320, 240, index=0, total_frames=total, fps=fps).frames
+        assert frames[-1] < total
+        assert list(frames) == sorted(set(frames))
+
+
 def test_qwen2_takes_whole_temporal_patches_in_equal_steps() -> None:
     size = {"shortest_edge": 100352, "longest_edge": 602112}
     plan = spec("qwen2_5_vl", size=size).plan_video(320, 240, index=0, total_frames=90, fps=30.0)
