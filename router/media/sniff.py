@@ -127,7 +127,8 @@ def size_from_prefix(prefix: bytes) -> tuple[int, int] | None:
         header = _READERS[kind](prefix)
     except BadHeader:
         return None
-    if header.raw_width <= 0 or header.raw_height <= 0:
+    sides = header.raw_width, header.raw_height
+    if min(sides) <= 0 or max(sides) > _MAX_SIDE:
         return None
     return header.width, header.height
 

@@ -91,6 +91,7 @@ def test_a_side_of_millions_is_refused_however_few_pixels_there_are(size: tuple[
     fault = refused(bytes(data))
     assert fault.reason is Reason.MEDIA_TOO_LARGE
     assert fault.metadata["limit"] == str(1 << 20)
+    assert size_from_prefix(bytes(data)) is None
 
 
 @pytest.mark.parametrize("name", ["photo_640x480.jpg", "tiny_20x30.png", "solid_61x43.bmp"])
