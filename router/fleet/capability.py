@@ -8,6 +8,9 @@ from types import MappingProxyType
 
 from router.wire import engine
 
+# Digits of a number of items.
+_LONGEST_COUNT = 9
+
 
 @dataclass(frozen=True)
 class Capability:
@@ -71,10 +74,10 @@ class Capability:
             device_normalize=server.mm_device_do_normalize,
             encoder_dtype=server.multimodal_encoder_dtype.removeprefix("torch."),
             item_limits=MappingProxyType(parse_item_limits(server.mm_item_limits)),
-            encoder_budget=server.mm_encoder_budget or None,
+            encoder_budget=_known(server.mm_encoder_budget),
             shm_namespace=server.shm_namespace_id,
-            max_num_seqs=server.max_num_seqs or None,
-            block_size=server.block_size or None,
+            max_num_seqs=_known(server.max_num_seqs),
+            block_size=_known(server.block_size),
             data_parallel_size=max(1, server.data_parallel_size),
             kv_connector=server.kv_connector,
             kv_role=server.kv_role,
@@ -86,12 +89,17 @@ class Capability:
         )
 
 
+def _known(number: int) -> int | None:
+    """A number above 0, which stands for "not known" as those below do."""
+    return number if number > 0 else None
+
+
 def parse_item_limits(text: str) -> dict[str, int]:
     """`{"image": 8, "video": 2}` from `image=8,video=2`. Raises ValueError."""
     limits: dict[str, int] = {}
     for pair in filter(None, (part.strip() for part in text.split(","))):
         modality, equals, count = pair.partition("=")
-        if not equals or not count.strip().isdigit():
+        if not equals or not count.strip().isdecimal() or len(count) > _LONGEST_COUNT:
             raise ValueError(f"not an item limit: {pair!r}")
         limits[modality.strip().lower()] = int(count)
     return limits

@@ -13,12 +13,16 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from math import isfinite
 
 from router.fleet.pressure import Backlog, Place
 from router.wire import common, engine
 
 # Seconds after which a push is no sign that more will come; heartbeats are one a second.
 _PUSH_PATIENCE = 5.0
+# The most that any engine can have of anything that is counted, and the most ranks.
+_MOST = 1 << 30
+_MOST_RANKS = 1024
 
 
 class LoadSource(Enum):
@@ -62,10 +66,10 @@ class ReportedLoad:
         ranks = list(loads)
         return cls(
             at=at,
-            running=sum(x.num_running_reqs for x in ranks),
-            waiting=sum(x.num_waiting_reqs for x in ranks),
-            kv_usage=max(x.token_usage for x in ranks),
-            waiting_uncached_tokens=sum(x.num_waiting_uncached_tokens for x in ranks),
+            running=_sum(x.num_running_reqs for x in ranks),
+            waiting=_sum(x.num_waiting_reqs for x in ranks),
+            kv_usage=_highest_share(x.token_usage for x in ranks),
+            waiting_uncached_tokens=_sum(x.num_waiting_uncached_tokens for x in ranks),
         )
 
     @classmethod
@@ -75,9 +79,9 @@ class ReportedLoad:
         silences = [x.engine_silence_ms / 1000 for x in ranks if x.HasField("engine_silence_ms")]
         return cls(
             at=at,
-            running=sum(x.running_requests for x in ranks),
-            waiting=sum(x.waiting_requests for x in ranks),
-            kv_usage=max(x.token_usage for x in ranks),
+            running=_sum(x.running_requests for x in ranks),
+            waiting=_sum(x.waiting_requests for x in ranks),
+            kv_usage=_highest_share(x.token_usage for x in ranks),
             waiting_uncached_tokens=_sum_of_known(ranks, "waiting_uncached_tokens"),
             prefill_pending_tokens=_sum_of_known(ranks, "prefill_pending_tokens"),
             silence=max(silences, default=None),
@@ -86,7 +90,19 @@ class ReportedLoad:
 
 def _sum_of_known(ranks: list[common.EngineLoad], name: str) -> int | None:
     known = [getattr(x, name) for x in ranks if x.HasField(name)]
-    return sum(known) if len(known) == len(ranks) else None
+    return _sum(known) if len(known) == len(ranks) else None
+
+
+def _sum(counts: Iterable[int]) -> int | None:
+    """None where one of them is no count: a worker that says such a thing has not said it."""
+    known = list(counts)
+    total = sum(known)
+    return total if total <= _MOST and all(count >= 0 for count in known) else None
+
+
+def _highest_share(shares: Iterable[float]) -> float | None:
+    known = list(shares)
+    return max(known) if all(isfinite(share) and share >= 0 for share in known) else None
 
 
 class Load:
@@ -150,7 +166,8 @@ class Load:
         if not self.pushing:
             self._pushed.clear()  # other ranks' records are from another time
         self._pushed_at = now
-        self._pushed[rank] = load
+        if rank in self._pushed or len(self._pushed) < _MOST_RANKS:
+            self._pushed[rank] = load
         self._take(ReportedLoad.of_engine(self._pushed.values(), now - load.age_ms / 1000))
         self._heard(LoadSource.PUSHED)
 

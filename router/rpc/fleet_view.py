@@ -196,7 +196,7 @@ def _capabilities(workers: Sequence[Worker]) -> list[Any]:
 
 
 def _sum_if_all_known(values: Sequence[int | None]) -> int:
-    return sum(v for v in values if v) if values and all(values) else 0
+    return min(sum(v for v in values if v), _INT32) if values and all(values) else 0
 
 
 def _widest_item_limits(workers: Sequence[Worker]) -> str:
@@ -236,6 +236,8 @@ async def _load_of(worker: Worker, position: int) -> engine.SchedulerLoad:
     return _merged(answer.loads, position)
 
 
+# The most that a field holds; a worker may have said anything.
+_INT32 = 2**31 - 1
 _SUMMED = (
     "num_running_reqs",
     "num_waiting_reqs",
@@ -252,7 +254,8 @@ _AVERAGED = ("token_usage", "cache_hit_rate", "utilization")
 def _merged(ranks: Sequence[engine.SchedulerLoad], position: int) -> engine.SchedulerLoad:
     merged = engine.SchedulerLoad(dp_rank=position)
     for name in _SUMMED:
-        setattr(merged, name, sum(getattr(rank, name) for rank in ranks))
+        total = sum(getattr(rank, name) for rank in ranks)
+        setattr(merged, name, max(-_INT32, min(total, _INT32)) if isinstance(total, int) else total)
     for name in _AVERAGED:
         setattr(merged, name, sum(getattr(rank, name) for rank in ranks) / max(1, len(ranks)))
     return merged

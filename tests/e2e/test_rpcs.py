@@ -420,3 +420,23 @@ async def test_operators_calls_are_off_where_others_could_reach_them() -> None:
     async with serving(SimOptions(), listen="0.0.0.0:0") as served:
         call = served.admin.ListWorkers(admin.ListWorkersRequest(), timeout=10)
         assert (await refusal_of(call)).code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_numbers_that_no_field_holds_do_not_spoil_the_answer_for_a_fleet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most = 2**31 - 1
+
+    async def loads(*_: object) -> engine.GetLoadsResponse:
+        ranks = [engine.SchedulerLoad(num_running_reqs=n, gen_throughput=1.5) for n in (most, most)]
+        return engine.GetLoadsResponse(loads=ranks)
+
+    monkeypatch.setattr("workers.sim.servicer.SimServicer.GetLoads", loads)
+    options = SimOptions(max_num_seqs=most)
+    async with serving(options, options) as served:
+        assert (await server_info(served)).max_num_seqs == most
+        answer = await served.stub.GetLoads(engine.GetLoadsRequest(), timeout=10)
+        assert [x.num_running_reqs for x in answer.loads] == [most, most]
+        assert [x.gen_throughput for x in answer.loads] == [3.0, 3.0]
+        listed = await served.admin.ListWorkers(admin.ListWorkersRequest(), timeout=10)
+        assert [w.capability.max_num_seqs for w in listed.workers] == [most, most]

@@ -27,6 +27,14 @@ def test_a_worker_that_says_nothing_has_no_limits() -> None:
     assert silent.data_parallel_size == 1
 
 
+def test_numbers_below_zero_say_nothing() -> None:
+    odd = read(mm_encoder_budget=-1, max_num_seqs=-2, block_size=-3, data_parallel_size=-4)
+    assert odd.encoder_budget is None
+    assert odd.max_num_seqs is None
+    assert odd.block_size is None
+    assert odd.data_parallel_size == 1
+
+
 def test_the_served_name_is_the_path_where_there_is_no_other() -> None:
     assert read().served_name == "/models/m"
     named = engine.GetModelInfoResponse(model_path="/models/m", served_model_name="m")
@@ -55,7 +63,9 @@ def test_item_limits_are_read_by_modality() -> None:
     assert parse_item_limits("") == {}
 
 
-@pytest.mark.parametrize("text", ["image", "image=", "image=many", "image=-1", "image=1.5", "=²"])
+@pytest.mark.parametrize(
+    "text", ["image", "image=", "image=many", "image=-1", "image=1.5", "=²", "image=9999999999"]
+)
 def test_malformed_item_limits_are_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         parse_item_limits(text)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
+import pytest
+
 from router.fleet.load import Load, LoadSource
 from router.wire import common, engine
 
@@ -164,3 +168,34 @@ def test_a_record_that_says_nothing_of_tokens_leaves_what_is_known() -> None:
         load.report_scheduler(polled(num_waiting_uncached_tokens=400))
     load.report_engine(common.EngineLoad())
     assert waited(load) == 400
+
+
+@pytest.mark.parametrize("count", [-1, 2**31 - 1])
+def test_what_is_no_count_is_not_known(count: int) -> None:
+    load = Load(clock=Clock())
+    rank = engine.SchedulerLoad(
+        num_running_reqs=count, num_waiting_reqs=3, num_waiting_uncached_tokens=count
+    )
+    load.report_scheduler(engine.GetLoadsResponse(loads=[engine.SchedulerLoad(), rank]))
+    assert load.reported is not None
+    assert load.reported.running is None
+    assert load.reported.waiting == 3
+    assert load.reported.pending_tokens is None
+
+
+@pytest.mark.parametrize("share", [nan, inf, -inf, -0.5])
+def test_what_is_no_share_is_not_known(share: float) -> None:
+    load = Load(clock=Clock())
+    load.report_scheduler(polled(token_usage=share, num_running_reqs=2))
+    assert load.reported is not None
+    assert (load.reported.kv_usage, load.reported.running) == (None, 2)
+    load.report_engine(common.EngineLoad(token_usage=share, running_requests=4))
+    assert (load.reported.kv_usage, load.reported.running) == (None, 4)
+
+
+def test_ranks_without_end_are_not_kept() -> None:
+    load = Load(clock=Clock())
+    for rank in range(5000):
+        load.report_engine(common.EngineLoad(running_requests=1), rank=rank)
+    assert load.reported is not None
+    assert load.reported.running == 1024
