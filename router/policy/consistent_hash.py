@@ -34,7 +34,9 @@ class ConsistentHash(Policy):
         waits = [candidate.expected_wait for candidate in candidates]
         bound = self._factor * sum(waits) / len(waits) + self._slack
         within = [i for i, wait in enumerate(waits) if wait <= bound]
-        return max(within, key=lambda i: _rank(view.routing_key, candidates[i].address))
+        # Once, as a client's key may be of any length.
+        key = xxhash.xxh64_intdigest(view.routing_key.encode())
+        return max(within, key=lambda i: _rank(key, candidates[i].address))
 
     def opinions(self, view: RoutingView, candidates: Sequence[Candidate]) -> list[Opinion]:
         """See `Policy.opinions`."""
@@ -45,5 +47,5 @@ class ConsistentHash(Policy):
         self._fallback.reserved(view, candidate)
 
 
-def _rank(key: str, address: str) -> int:
-    return xxhash.xxh64_intdigest(f"{len(key)}\0{key}\0{address}".encode())
+def _rank(key: int, address: str) -> int:
+    return xxhash.xxh64_intdigest(address.encode(), seed=key)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+from typing import Any
+
+import pytest
+import xxhash
 
 from router.policy.base import RoutingView
 from router.policy.consistent_hash import ConsistentHash
@@ -35,6 +39,20 @@ def test_a_worker_that_goes_moves_only_its_own_keys() -> None:
     before, after = homes(workers, range(200)), homes(workers[1:], range(200))
     moved = {key for key in before if before[key] != after[key]}
     assert moved == {key for key in before if before[key] == workers[0].address}
+
+
+def test_a_key_is_gone_through_once_however_many_workers_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed, digest = [], xxhash.xxh64_intdigest
+
+    def noted(data: bytes, *arguments: Any, **named: Any) -> int:
+        hashed.append(len(data))
+        return digest(data, *arguments, **named)
+
+    monkeypatch.setattr(xxhash, "xxh64_intdigest", noted)
+    policy().choose(RoutingView(10, "k" * 10_000), fleet(64))
+    assert sum(size >= 10_000 for size in hashed) == 1
 
 
 def test_a_busy_worker_passes_its_keys_on_and_gets_them_back() -> None:
