@@ -101,6 +101,9 @@ class Outlet:
 
     async def put(self, message: bytes) -> None:
         """Takes a message while gathering; waits for room."""
+        if self._task is not None and self._task.done():
+            # Nothing goes out behind what could not be written.
+            self._task.result()
         self._gathered.append(message)
         self._nbytes += len(message)
         if self._task is None or self._task.done():

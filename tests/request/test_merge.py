@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.failure import Media
-from router.request.merge import merged
+from router.request.merge import Outlet, merged
 from router.request.relay import AttemptFailed, ClientGone, Progress, Write, stream
 from router.wire import engine
 from tests.request.test_failure import ended
@@ -296,3 +296,19 @@ async def test_a_worker_is_not_read_without_end_for_a_client_that_does_not_read(
     held.set()
     await relaying
     assert progress.messages == 1001
+
+
+async def test_nothing_is_written_behind_what_could_not_be() -> None:
+    written: list[bytes] = []
+
+    async def failing(message: bytes) -> None:
+        written.append(message)
+        raise OSError("nobody is there")
+
+    outlet = Outlet(failing, Progress(), choices=1, on_failure=lambda: None)
+    outlet.gathering = True
+    await outlet.put(complete(0))  # an end, which is not kept waiting
+    await eventually(lambda: outlet._task is not None and outlet._task.done())
+    with pytest.raises(OSError, match="nobody"):
+        await outlet.put(complete(1))
+    assert written == [complete(0)]
