@@ -141,6 +141,36 @@ class Journey:
     attempts: int = 0
     worker: str = ""
     progress: Progress = field(default_factory=Progress)
+    # Of attempts that broke off after output, and that others went on from.
+    former: list[Progress] = field(default_factory=list)
+
+    def begin(self, worker: str, progress: Progress) -> None:
+        """Notes another attempt."""
+        if self.progress.started:
+            self.former.append(self.progress)
+        self.attempts += 1
+        self.worker, self.progress = worker, progress
+
+    @property
+    def parts(self) -> list[Progress]:
+        """Everything that came of it, in order."""
+        return [*self.former, self.progress]
+
+    @property
+    def first_output_at(self) -> float | None:
+        """Monotonic seconds; None while there was no output."""
+        return self.parts[0].first_output_at
+
+    @property
+    def prompt_tokens(self) -> int:
+        """As the worker counted them, without what it got of the output; 0 when it did not."""
+        got = sum(part.output_tokens for part in self.former)
+        return max(0, self.progress.prompt_tokens - got)
+
+    @property
+    def output_tokens(self) -> int:
+        """Ids that went to the client."""
+        return sum(part.output_tokens for part in self.parts)
 
 
 @dataclass

@@ -140,9 +140,8 @@ class Pairs:
                 for policy, leg in zip(names, ("prefill", "decode"), strict=True):
                     self._metrics.selections.labels(policy, leg).inc()
                 legs = Legs(self._dispatcher, self._metrics, self._settings, order, pair, exchange)
-                journey.attempts += 1
-                journey.worker = f"{legs.prefill.worker.address}+{legs.decode.worker.address}"
-                journey.progress = legs.decode.progress
+                prefill, decode = legs.prefill.worker, legs.decode.worker
+                journey.begin(f"{prefill.address}+{decode.address}", legs.decode.progress)
                 await legs.run()
             except AttemptFailed as failed:
                 # As in `Dispatcher.carry`: a traceback would keep both calls.

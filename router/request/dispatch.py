@@ -196,8 +196,7 @@ class Dispatcher:
                 lease = select(seen, order.view, policy, retry_after=self.shed_hint)
             self._chosen(policy.name).inc()
             attempt = self.attempt(order, lease)
-            journey.attempts += 1
-            journey.worker, journey.progress = lease.worker.address, attempt.progress
+            journey.begin(lease.worker.address, attempt.progress)
             return await self.carry(order, attempt, exchange), frozenset({lease.worker})
 
         return once

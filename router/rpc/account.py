@@ -73,7 +73,7 @@ class Accounts:
     def close(self, record: Record, ending: Ending, seconds: float, span: Span) -> None:
         """Tells how a request ended, `seconds` after it came."""
         # Both clocks are the monotonic one, so a moment can be told as an age.
-        first = record.journey.progress.first_output_at
+        first = record.journey.first_output_at
         to_first = None if first is None else seconds - (time.monotonic() - first)
         self._count(record, ending, seconds, to_first)
         self._log(record, ending, seconds, to_first)
@@ -89,7 +89,7 @@ class Accounts:
     def _count(
         self, record: Record, ending: Ending, seconds: float, to_first: float | None
     ) -> None:
-        metrics, progress = self.metrics, record.journey.progress
+        metrics, journey = self.metrics, record.journey
         model = self._models.get(record.model)
         if model is None:
             # Names are those of registered models, or one for all others.
@@ -101,20 +101,23 @@ class Accounts:
         if to_first is None:
             return
         model.first_output.observe(to_first)
-        metrics.relayed_messages.inc(progress.messages)
-        metrics.relayed_bytes.inc(progress.nbytes)
-        if progress.joined:
-            metrics.joined_messages.inc(progress.joined)
-        if progress.prompt_tokens:
-            model.prompt_tokens.inc(progress.prompt_tokens)
+        messages = 0
+        for part in journey.parts:
+            messages += part.messages
+            metrics.relayed_bytes.inc(part.nbytes)
+            if part.joined:
+                metrics.joined_messages.inc(part.joined)
+        metrics.relayed_messages.inc(messages)
+        if prompt_tokens := journey.prompt_tokens:
+            model.prompt_tokens.inc(prompt_tokens)
             model.expected_prompt_tokens.inc(record.prompt_tokens)
-        if progress.cached_tokens:
-            model.cached_tokens.inc(progress.cached_tokens)
-        tokens = progress.output_tokens
+        if journey.progress.cached_tokens:
+            model.cached_tokens.inc(journey.progress.cached_tokens)
+        tokens = journey.output_tokens
         model.output_tokens.inc(tokens)
-        if progress.messages > 1 and tokens > 1 and progress.first_output_at is not None:
-            streamed = progress.last_at - progress.first_output_at
-            model.token_time.observe(streamed / (tokens - 1))
+        if messages > 1 and tokens > 1 and journey.first_output_at is not None:
+            last_at = max(part.last_at for part in journey.parts)
+            model.token_time.observe((last_at - journey.first_output_at) / (tokens - 1))
 
     def _log(self, record: Record, ending: Ending, seconds: float, to_first: float | None) -> None:
         if not _log.is_enabled_for(logging.INFO):
@@ -134,9 +137,9 @@ class Accounts:
             outcome=ending.outcome,
             attempts=record.journey.attempts,
             seconds=round(seconds, 4),
-            prompt_tokens=progress.prompt_tokens or record.prompt_tokens,
+            prompt_tokens=record.journey.prompt_tokens or record.prompt_tokens,
             cached_tokens=progress.cached_tokens,
-            output_tokens=progress.output_tokens,
+            output_tokens=record.journey.output_tokens,
             **{key: value for key, value in told.items() if value is not None},
         )
 
@@ -147,8 +150,8 @@ def _attributes(record: Record, ending: Ending, to_first: float | None) -> dict[
         "rpc.response.status_code": ending.code,
         "gen_ai.provider.name": "vllm",
         "gen_ai.request.model": record.model,
-        "gen_ai.usage.input_tokens": progress.prompt_tokens or record.prompt_tokens,
-        "gen_ai.usage.output_tokens": progress.output_tokens,
+        "gen_ai.usage.input_tokens": record.journey.prompt_tokens or record.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.journey.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": progress.cached_tokens,
         "mmrouter.request_id": record.request_id,
         "mmrouter.attempts": record.journey.attempts,

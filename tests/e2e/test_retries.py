@@ -9,6 +9,7 @@ import pytest
 
 from router.wire import engine
 from tests.serving import (
+    MODEL,
     PICTURE,
     Refusal,
     chunk_ids,
@@ -380,6 +381,11 @@ async def test_a_broken_stream_goes_on_elsewhere_where_that_is_wished() -> None:
         assert sorted(len(a.tokenized.input_ids) for a in asked) == [1, 21, 41]
         assert sorted(a.sampling_params.max_tokens for a in asked) == [10, 30, 50]
         await served.at_rest()
+        # It is accounted as the one stream that the client saw.
+        assert served.metric("router_output_tokens_total", model=MODEL) == 50
+        assert served.metric("router_prompt_tokens_total", model=MODEL) == 1
+        assert served.metric("router_relayed_messages_total") == 51
+        assert served.metric("router_first_output_seconds_count", model=MODEL) == 1
 
 
 async def test_an_answer_that_broke_off_after_its_last_token_is_not_gone_on_with() -> None:
