@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from google.protobuf.message import Message
+
 from router.wire import engine
 
+# Most characters of a name, which becomes a label of metrics and a cell of tables.
+_LONGEST_NAME = 512
+_NAMES = (
+    "mm_processor",
+    "multimodal_encoder_dtype",
+    "shm_namespace_id",
+    "kv_connector",
+    "kv_role",
+    "kv_engine_id",
+    "kv_cache_dtype",
+    "attention_backend",
+    "model_dtype",
+    "pairing_protocol",
+)
 # Digits of a number of items.
 _LONGEST_COUNT = 9
 
@@ -57,7 +73,11 @@ class Capability:
     def from_info(
         cls, model: engine.GetModelInfoResponse, server: engine.GetServerInfoResponse
     ) -> Capability:
-        """Reads the two answers. Raises ValueError when the item limits are malformed."""
+        """Reads the two answers. Raises ValueError when the item limits are malformed, or
+        what should be a name is none.
+        """
+        _check_names(model, ("served_model_name", "model_path", "model_type"))
+        _check_names(server, _NAMES)
         return cls(
             served_name=model.served_model_name or model.model_path,
             model_path=model.model_path,
@@ -87,6 +107,13 @@ class Capability:
             model_dtype=server.model_dtype.removeprefix("torch."),
             pairing_protocol=server.pairing_protocol,
         )
+
+
+def _check_names(answer: Message, fields: Iterable[str]) -> None:
+    for field in fields:
+        name = getattr(answer, field)
+        if len(name) > _LONGEST_NAME or not name.isprintable():
+            raise ValueError(f"{field} is not a name")
 
 
 def _known(number: int) -> int | None:

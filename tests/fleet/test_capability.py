@@ -41,6 +41,16 @@ def test_the_served_name_is_the_path_where_there_is_no_other() -> None:
     assert (read(named).served_name, read(named).model_path) == ("m", "/models/m")
 
 
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31mred", "x" * 513])
+def test_what_is_no_name_is_a_value_error(name: str) -> None:
+    for field in ("served_model_name", "model_path", "model_type"):
+        with pytest.raises(ValueError, match=f"^{field} is not a name$"):
+            read(engine.GetModelInfoResponse(**{field: name}))  # type: ignore[arg-type]
+    for field in ("mm_processor", "kv_connector", "kv_engine_id", "pairing_protocol"):
+        with pytest.raises(ValueError, match=f"^{field} is not a name$"):
+            read(**{field: name})
+
+
 @pytest.mark.parametrize("processor", ["inprocess", "redis", "smg", "anything"])
 def test_any_processor_takes_references(processor: str) -> None:
     assert read(mm_processor=processor).takes_media_refs
