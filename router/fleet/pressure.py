@@ -160,8 +160,9 @@ class Backlog:
             # looks foreign, but only once.
             self._foreign, self._foreign_at = min(foreign, self._last_foreign), now
             self._last_foreign = foreign
-        if silence is not None:
-            self._silence, self._silence_at = silence, now
+        # Whoever does not speak of silence any more must not stay vetoed for an old one:
+        # without requests it would have no output to end it with.
+        self._silence, self._silence_at = silence or 0.0, now
 
     # -- What follows
 

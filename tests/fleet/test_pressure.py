@@ -137,6 +137,14 @@ def test_silence_grows_until_something_is_heard(clock: Clock) -> None:
     assert backlog.pressure().silence == 0
 
 
+def test_a_report_without_silence_ends_an_older_one(clock: Clock) -> None:
+    backlog = Backlog(clock)
+    backlog.reported(0, 4.0)
+    assert backlog.pressure().silence == 4.0
+    backlog.reported(0, None)
+    assert backlog.pressure().silence == 0
+
+
 def test_a_full_worker_has_a_wait_for_a_slot(clock: Clock) -> None:
     backlog = Backlog(clock)
     backlog.slots = 2
