@@ -78,18 +78,11 @@ class Reader:
             )
         url = parse(source.url, index=index)
         if url.scheme == "data":
-            limit = self._max_bytes(source)
-            dataurl.check_length(url, limit=limit, index=index)
-            data = await self._decode(url, index)
-            dataurl.check_size(len(data), limit=limit, index=index)
-            size = None
-            if source.modality == "image":
-                header = await self._sniff(data, index)
-                size = header.width, header.height
-            else:
-                check_container(data, index=index)
-            name = await self._digest(digest, data) if digest is not None else ""
-            return Glance(size, size is not None, name, named_by_content=bool(name))
+            reservation = self._budget.open()
+            try:
+                return await self._judge_data(url, source, index, digest, reservation)
+            finally:
+                reservation.release()
         if url.scheme == "file":
             nbytes = await self._pool.run(
                 (), localfile.size, self._limits.local_root, url, index=index
@@ -109,6 +102,24 @@ class Reader:
             size=await self._sizes.get(url, index=index) if asks else None,
             name=object_name(url) if digest is not None else "",
         )
+
+    async def _judge_data(
+        self,
+        url: MediaUrl,
+        source: MediaSource,
+        index: int,
+        digest: Digest | None,
+        reservation: Reservation,
+    ) -> Glance:
+        data = await self._data_url(url, source, index, reservation)
+        size = None
+        if source.modality == "image":
+            header = await self._sniff(data, index, reservation)
+            size = header.width, header.height
+        else:
+            check_container(data, index=index)
+        name = await self._digest(digest, data, reservation) if digest is not None else ""
+        return Glance(size, size is not None, name, named_by_content=bool(name))
 
     async def read(self, source: MediaSource, index: int) -> Held:
         """The whole item; the caller releases the reservation. Raises Fault."""
@@ -150,25 +161,25 @@ class Reader:
         reservation.shrink_to(Amount(nbytes=len(data)))
         return data
 
-    async def _decode(self, url: MediaUrl, index: int, *held: Reservation) -> bytes:
+    async def _decode(self, url: MediaUrl, index: int, held: Reservation) -> bytes:
         small = len(url.text) <= _SMALL_ESCAPED
         if small or (len(url.text) <= SMALL and dataurl.is_plain_base64(url)):
             return dataurl.decode(url, index=index)
-        return await self._pool.run(held, dataurl.decode, url, index=index)
+        return await self._pool.run((held,), dataurl.decode, url, index=index)
 
-    async def _sniff(self, data: bytes, index: int) -> ImageHeader:
+    async def _sniff(self, data: bytes, index: int, held: Reservation) -> ImageHeader:
         limits = self._limits
         max_pixels, formats = limits.max_pixels, limits.formats
         if len(data) <= _SMALL_ESCAPED:
             return sniff(data, max_pixels=max_pixels, index=index, formats=formats)
         return await self._pool.run(
-            (), sniff, data, max_pixels=max_pixels, index=index, formats=formats
+            (held,), sniff, data, max_pixels=max_pixels, index=index, formats=formats
         )
 
-    async def _digest(self, digest: Digest, data: bytes) -> str:
+    async def _digest(self, digest: Digest, data: bytes, held: Reservation) -> str:
         if len(data) <= SMALL:
             return digest(data)
-        return await self._pool.run((), digest, data)
+        return await self._pool.run((held,), digest, data)
 
     async def _file(
         self, url: MediaUrl, source: MediaSource, index: int, reservation: Reservation

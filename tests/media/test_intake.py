@@ -313,6 +313,29 @@ class TestJudge:
         assert seen == Glance((16, 24) if name.startswith("exif_6") else (640, 480), certain=True)
         await drained(intake)
 
+    async def test_what_is_unpacked_to_be_judged_has_its_place_in_the_budget(self) -> None:
+        data = read("photo_640x480.jpg")
+        url = "data:image/jpeg;base64," + base64.b64encode(data).decode()
+        limits = MediaLimits(worker_threads=1, budget_bytes=2 * len(data), budget_wait=0.005)
+        intake = MediaIntake(limits)
+        used: list[int] = []
+
+        def digest(content: bytes) -> str:
+            used.append(intake.budget.used.nbytes)
+            return "name"
+
+        seen = await intake.judge(MediaSource("image", url=url), 0, digest=digest)
+        assert seen.name == "name"
+        assert used == [len(data)]
+        other = intake.budget.open()
+        await other.grow(Amount(nbytes=len(data) + 1000), index=0)
+        with pytest.raises(Fault) as caught:
+            await intake.judge(MediaSource("image", url=url), 3)
+        assert caught.value.reason is Reason.MEDIA_BUDGET_FULL
+        assert caught.value.metadata["index"] == "3"
+        other.release()
+        await drained(intake)
+
     async def test_the_header_of_a_large_file_is_not_read_on_the_loop(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
