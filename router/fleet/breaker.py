@@ -2,7 +2,8 @@
 
 closed -> open when enough calls of the rolling window failed; open ->
 half-open after a while; half-open admits a few probes, the first failure
-opens it again and a full set of successes closes it.
+opens it again and a full set of successes closes it. A probe succeeds when it
+is answered, and not when its answer is over: that may take minutes.
 """
 
 from __future__ import annotations
@@ -42,17 +43,29 @@ class BreakerSettings:
 class Permit:
     """The right to one call; every outcome gives it back, exactly once counted."""
 
-    __slots__ = ("_breaker", "_done", "_epoch")
+    __slots__ = ("_answered", "_breaker", "_done", "_epoch", "_probe")
 
-    def __init__(self, breaker: Breaker, epoch: int) -> None:
+    def __init__(self, breaker: Breaker, epoch: int, *, probe: bool) -> None:
         self._breaker = breaker
         self._epoch = epoch
+        self._probe = probe
+        self._answered = False
         self._done = False
+
+    def answered(self) -> None:
+        """Reports that the worker has begun to answer; only the first report counts."""
+        if self._probe and not self._answered and not self._done:
+            self._answered = True
+            self._epoch = self._breaker._answered(self._epoch)
 
     def finish(self, result: CallResult) -> None:
         """Reports the call's end; a second report is ignored."""
-        if not self._done:
-            self._done = True
+        if self._done:
+            return
+        self._done = True
+        if self._answered:
+            self._breaker._ended(self._epoch, result)
+        else:
             self._breaker._finished(self._epoch, result)
 
 
@@ -98,9 +111,23 @@ class Breaker:
         """A permit for one call, or None when the breaker admits none."""
         if not self.admits():
             return None
-        if self._state is BreakerState.HALF_OPEN:
+        probe = self._state is BreakerState.HALF_OPEN
+        if probe:
             self._probing += 1
-        return Permit(self, self._epoch)
+        return Permit(self, self._epoch, probe=probe)
+
+    def _answered(self, epoch: int) -> int:
+        """A probe has its answer; returns the epoch in which its end counts."""
+        if epoch != self._epoch:
+            return epoch
+        self._probing -= 1
+        self._passed()
+        return self._epoch
+
+    def _ended(self, epoch: int, result: CallResult) -> None:
+        """The end of a probe that had an answer: its word is taken back if that broke off."""
+        if epoch == self._epoch and result is CallResult.FAILURE:
+            self._enter(BreakerState.OPEN)
 
     def _finished(self, epoch: int, result: CallResult) -> None:
         if epoch != self._epoch:
@@ -110,11 +137,14 @@ class Breaker:
             if result is CallResult.FAILURE:
                 self._enter(BreakerState.OPEN)
             elif result is CallResult.SUCCESS:
-                self._probes_passed += 1
-                if self._probes_passed >= self._settings.probes:
-                    self._enter(BreakerState.CLOSED)
+                self._passed()
         elif self._state is BreakerState.CLOSED and result is not CallResult.NEUTRAL:
             self._count(failed=result is CallResult.FAILURE)
+
+    def _passed(self) -> None:
+        self._probes_passed += 1
+        if self._probes_passed >= self._settings.probes:
+            self._enter(BreakerState.CLOSED)
 
     def _count(self, *, failed: bool) -> None:
         now = self._clock()

@@ -222,8 +222,9 @@ class Lease:
         return self._place.context_tokens
 
     def first_output(self) -> None:
-        """The worker has begun to answer: the prompt is computed."""
+        """The worker has begun to answer: the prompt is computed, and the worker lives."""
         self._place.first_output()
+        self._permit.answered()
 
     def release(self, result: CallResult) -> None:
         """Gives everything back; only the first call does anything."""

@@ -145,6 +145,21 @@ async def test_a_half_open_worker_gets_one_probe_at_a_time() -> None:
         assert served.worker().breaker.state.value == "closed"
 
 
+async def test_a_long_answer_to_a_probe_keeps_nobody_from_the_worker() -> None:
+    async with serving(
+        SimOptions(), breaker_min_calls=1, breaker_open_for="1h", retry_max_attempts=1
+    ) as served:
+        await served.refusal(tokenized("[[sim: fail]]"))
+        await served.at_rest()
+        served.let_breaker_rest()
+        probe = served.stub.Generate(streamed("[[sim: hang-after-chunks=1]]"), timeout=60)
+        await probe.read()
+        await served.generate(tokenized("x"))
+        assert served.worker().breaker.state.value == "closed"
+        probe.cancel()
+        await served.at_rest()
+
+
 async def test_a_failing_fleet_is_not_asked_much_more_than_clients_ask() -> None:
     options = SimOptions(faults=("fail=UNAVAILABLE",))
     async with serving(options, options, options, breaker_min_calls=100_000) as served:

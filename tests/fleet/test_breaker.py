@@ -98,6 +98,41 @@ def test_a_neutral_probe_gives_its_place_back_and_decides_nothing() -> None:
         assert breaker.state is BreakerState.HALF_OPEN
 
 
+def test_a_probe_that_is_answered_has_succeeded_and_one_whose_answer_breaks_off_has_not() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    for broke in (True, False):
+        clock.advance(10)
+        probe = breaker.acquire()
+        assert probe is not None and not breaker.admits()
+        probe.answered()
+        assert breaker.state is BreakerState.CLOSED
+        other = breaker.acquire()
+        assert other is not None
+        other.finish(NEUTRAL)
+        probe.answered()
+        probe.finish(FAILED if broke else OK)
+        assert breaker.state is (BreakerState.OPEN if broke else BreakerState.CLOSED)
+
+
+def test_an_answer_of_a_probe_of_an_earlier_time_changes_nothing() -> None:
+    clock = Clock()
+    breaker = opened(clock, probes=2)
+    clock.advance(10)
+    first, second = breaker.acquire(), breaker.acquire()
+    assert first is not None and second is not None
+    first.answered()
+    assert breaker.state is BreakerState.HALF_OPEN and not breaker.admits()
+    second.finish(FAILED)
+    assert breaker.state is BreakerState.OPEN
+    clock.advance(10)
+    call(breaker, OK)
+    first.finish(FAILED)
+    assert breaker.state is BreakerState.HALF_OPEN
+    call(breaker, OK)
+    assert breaker.state is BreakerState.CLOSED
+
+
 def test_every_probe_of_a_set_must_succeed() -> None:
     clock = Clock()
     breaker = opened(clock, probes=2)
@@ -195,6 +230,15 @@ class AnyInterleaving(RuleBasedStateMachine):
             self.at_probe.remove(permit)
         if twice:
             permit.finish(CallResult.FAILURE)
+        self._note_state()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        permit = self.running[data.draw(st.integers(0, len(self.running) - 1))]
+        permit.answered()
+        if permit in self.at_probe:
+            self.at_probe.remove(permit)
         self._note_state()
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 2.0, 6.0]))
