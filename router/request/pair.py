@@ -98,8 +98,9 @@ class Pairing:
         prefill, decode = self.choose(constraint, view, tried)
         policy = self._dispatcher.policies.of(constraint.model)
         first = prefill.lease(view.prompt_tokens, policy.charge(view, prefill))
-        # Its context is as long, but it is computed on the other side.
-        second = decode.lease(view.prompt_tokens, 0)
+        # Its context is as long, but it is computed on the other side: how long that
+        # takes tells nothing of the speed of this one.
+        second = decode.lease(view.prompt_tokens, 0, told=False)
         assert first is not None and second is not None, "admitted in this very step"
         pair = Pair(first, second)
         try:

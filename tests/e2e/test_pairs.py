@@ -798,6 +798,17 @@ async def test_decode_legs_go_where_the_least_is_to_do(tmp_path: Path) -> None:
 # -- Without a pair
 
 
+async def test_a_slow_prefill_is_not_taken_for_a_slow_decode_worker(tmp_path: Path) -> None:
+    slow = prefilling(faults=("slow-first=700ms",))
+    async with pairing(tmp_path, prefill=[slow], decode=[decoding()]) as paired:
+        await paired.served.generate(streamed("x"))
+        await paired.at_rest()
+        prefill, decode = (paired.served.worker(position) for position in (0, 1))
+        assert prefill.pressure.rate is not None
+        assert decode.pressure.rate is None
+        assert decode.pressure.queued == 0
+
+
 async def test_short_prompts_are_computed_where_they_are_decoded(tmp_path: Path) -> None:
     sides = {"prefill": [prefilling()], "decode": [decoding()]}
     async with pairing(tmp_path, disagg_min_tokens=20, **sides) as paired:
