@@ -13,6 +13,7 @@ from router.fleet.channel import ChannelSettings
 from router.fleet.pressure import Pressure
 from router.fleet.probe import ProbeSettings
 from router.fleet.worker import Worker
+from router.media.decode import WHITE
 from router.media.limits import FetchLimits, MediaLimits, VideoLimits
 from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
@@ -182,6 +183,7 @@ def media_limits(settings: Settings) -> MediaLimits:
         local_root=Path(settings.media_local_root) if settings.media_local_root else None,
         worker_threads=settings.media_threads or len(os.sched_getaffinity(0)),
         cache_bytes=settings.media_cache_bytes,
+        background=_background(settings.media_background),
         fetch=FetchLimits(
             allow_private_hosts=settings.media_allow_private_hosts,
             allowed_domains=settings.media_allowed_domains,
@@ -194,6 +196,13 @@ def media_limits(settings: Settings) -> MediaLimits:
         ),
         video=VideoLimits(max_bytes=video, max_duration=settings.video_max_duration),
     )
+
+
+def _background(colour: str) -> tuple[int, int, int]:
+    if colour == "white":
+        return WHITE
+    red, green, blue = bytes.fromhex(colour.removeprefix("#"))
+    return red, green, blue
 
 
 def vision_backend(settings: Settings, metrics: Metrics) -> Backend:

@@ -39,6 +39,12 @@ class Media(BaseModel):
     media_max_pixels: int = Field(
         178_956_970, gt=0, description="most pixels of one picture, by its header"
     )
+    media_background: str = Field(
+        "white",
+        pattern=r"^(white|#[0-9A-Fa-f]{6})$",
+        description="what transparent pictures are blended on: white or #RRGGBB; white is the "
+        "workers' own unless they are started with another rgba_background_color",
+    )
     media_budget_bytes: Size = Field(
         4 << 30,
         gt=0,

@@ -36,6 +36,10 @@ Pixels: TypeAlias = NDArray[np.uint8]
 # Makes an uninitialised array of a shape and dtype.
 Empty: TypeAlias = Callable[[tuple[int, ...], np.dtype[Any]], NDArray[Any]]
 
+# Red, green and blue behind what is transparent.
+Background: TypeAlias = tuple[int, int, int]
+WHITE: Background = (255, 255, 255)
+
 _U8 = np.dtype(np.uint8)
 
 # The room runs its own bounded pool; a second pool inside each call would only
@@ -86,12 +90,18 @@ def is_hard(data: bytes, header: ImageHeader) -> bool:
 
 
 def decode_in_process(
-    data: bytes, header: ImageHeader, index: int, *, empty: Empty = np.empty
+    data: bytes,
+    header: ImageHeader,
+    index: int,
+    *,
+    background: Background = WHITE,
+    empty: Empty = np.empty,
 ) -> Pixels:
     """Decodes one image that `sniff` has let through, here, into an `empty` array.
 
-    Returns uint8 [height, width, 3], RGB, upright, C-contiguous. Blocks; runs
-    without the interpreter lock for nearly all of its time. Raises Fault
+    Returns uint8 [height, width, 3], RGB, upright, C-contiguous, blended on
+    `background` where it is transparent. Blocks; runs without the interpreter
+    lock for nearly all of its time. Raises Fault
     MEDIA_DECODE_FAILED for damaged bytes, and for a picture whose size is not
     the header's.
     """
@@ -99,21 +109,27 @@ def decode_in_process(
     if _libjpeg_is_equal(data, header):
         pixels = _with_libjpeg(data, header, empty)
     elif _opencv_is_equal(header):
-        pixels = _with_opencv(data, header, empty)
+        pixels = _with_opencv(data, header, background, empty)
     if pixels is None:
-        pixels = _with_pillow(data, header)
+        pixels = _with_pillow(data, header, background)
     if pixels is None or pixels.shape != (header.height, header.width, 3):
         raise damaged(header, index)
     return pixels
 
 
 def decode_in_sandbox(
-    process: DecoderProcess, data: bytes, header: ImageHeader, index: int, *, timeout: float
+    process: DecoderProcess,
+    data: bytes,
+    header: ImageHeader,
+    index: int,
+    *,
+    background: Background = WHITE,
+    timeout: float,
 ) -> Pixels:
     """The same in a decoder process, within `timeout` seconds."""
     try:
         _, pixels = process.call(
-            Job(Kind.IMAGE, len(data)),
+            Job(Kind.IMAGE, len(data), background=int.from_bytes(background)),
             data,
             timeout=timeout,
             shape=(header.height, header.width, 3),
@@ -165,7 +181,9 @@ def _with_libjpeg(data: bytes, header: ImageHeader, empty: Empty) -> Pixels | No
     return _upright(pixels, header.orientation, empty)
 
 
-def _with_opencv(data: bytes, header: ImageHeader, empty: Empty) -> Pixels | None:
+def _with_opencv(
+    data: bytes, header: ImageHeader, background: Background, empty: Empty
+) -> Pixels | None:
     flags = cv2.IMREAD_UNCHANGED if header.has_alpha else _RGB
     try:
         decoded = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
@@ -178,7 +196,7 @@ def _with_opencv(data: bytes, header: ImageHeader, empty: Empty) -> Pixels | Non
     pixels = decoded.astype(np.uint8, copy=False)
     if pixels.shape[2] == 4:
         rgba = Image.fromarray(cv2.cvtColor(pixels, cv2.COLOR_BGRA2RGBA), "RGBA")
-        pixels = np.array(_on_white(rgba))
+        pixels = np.array(_on(background, rgba))
     elif header.has_alpha:
         pixels = cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB).astype(np.uint8, copy=False)
     return np.ascontiguousarray(_upright(pixels, header.orientation, empty))
@@ -204,29 +222,29 @@ def _upright(pixels: Pixels, orientation: int, empty: Empty) -> Pixels:
     return turned
 
 
-def _with_pillow(data: bytes, header: ImageHeader) -> Pixels | None:
+def _with_pillow(data: bytes, header: ImageHeader, background: Background) -> Pixels | None:
     try:
         image: Image.Image = Image.open(io.BytesIO(data), formats=_PILLOW_NAMES[header.format])
         if image.width * image.height != header.pixels:
             return None
         image.load()
         ImageOps.exif_transpose(image, in_place=True)
-        return np.array(_to_rgb(image))
+        return np.array(_to_rgb(image, background))
     except MemoryError:
         return None
     except Exception:  # Pillow's plugins raise whatever their parsing trips over
         return None
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image, background: Background) -> Image.Image:
     if image.mode == "RGBA":
-        return _on_white(image)
+        return _on(background, image)
     if image.mode != "RGB" and image.has_transparency_data:
-        return _on_white(image.convert("RGBA"))
+        return _on(background, image.convert("RGBA"))
     return image.convert("RGB")
 
 
-def _on_white(rgba: Image.Image) -> Image.Image:
-    white = Image.new("RGB", rgba.size, (255, 255, 255))
-    white.paste(rgba, mask=rgba.getchannel("A"))
-    return white
+def _on(background: Background, rgba: Image.Image) -> Image.Image:
+    blended = Image.new("RGB", rgba.size, background)
+    blended.paste(rgba, mask=rgba.getchannel("A"))
+    return blended

@@ -54,7 +54,13 @@ class Decoder:
         """uint8 [height, width, 3]. Raises Fault MEDIA_DECODE_FAILED."""
         if not hard:
             return await self._pool.run(
-                held, decode_in_process, data, header, index, empty=SHARED.empty
+                held,
+                decode_in_process,
+                data,
+                header,
+                index,
+                background=self._limits.background,
+                empty=SHARED.empty,
             )
         return await self._waiters.run(
             held,
@@ -63,6 +69,7 @@ class Decoder:
             data,
             header,
             index,
+            background=self._limits.background,
             timeout=self._limits.decode_timeout,
         )
 
@@ -79,7 +86,14 @@ class Decoder:
 
         `work` is given what decodes it, and raises as that does.
         """
-        decode = partial(decode_in_process, data, header, index, empty=SHARED.empty)
+        decode = partial(
+            decode_in_process,
+            data,
+            header,
+            index,
+            background=self._limits.background,
+            empty=SHARED.empty,
+        )
         return await self._pool.run(held, work, decode)
 
     async def clip(self, held: Iterable[Reservation], data: bytes, *, index: int) -> VideoHeader:

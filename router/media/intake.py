@@ -12,6 +12,7 @@ from typing import Any
 
 from router.media.budget import Amount, Budget
 from router.media.cache import ContentCache, UrlCache
+from router.media.decode import WHITE
 from router.media.decoder import Decoder
 from router.media.fetch import Fetcher
 from router.media.limits import MediaLimits
@@ -103,6 +104,16 @@ class MediaIntake:
         MEDIA_FETCH_FAILED, MEDIA_FETCH_TIMEOUT, MEDIA_BUDGET_FULL.
         """
         return await self._reader.judge(source, index, measure=measure, digest=digest)
+
+    def background_of(self, encoded: Blob | Clip) -> str:
+        """Names what a file is blended on, where that is not the workers' own white.
+
+        Pixels depend on it, so identities have to.
+        """
+        background = self.limits.background
+        if isinstance(encoded, Clip) or not encoded.header.has_alpha or background == WHITE:
+            return ""
+        return f"background={bytes(background).hex()}"
 
     def ticket(self) -> Ticket:
         """The budget scope of one request, for a `with` statement."""

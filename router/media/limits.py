@@ -70,6 +70,8 @@ class MediaLimits:
     budget_retry_after: float = 1.0
     local_root: Path | None = None
     formats: frozenset[ImageFormat] = DEFAULT_FORMATS
+    # Red, green and blue behind transparent pictures; the workers' own is white.
+    background: tuple[int, int, int] = (255, 255, 255)
     # 0: as many as the cores this process may use.
     worker_threads: int = 0
     # Of downloads and prepared tensors kept for reuse; 0 switches reuse off.

@@ -92,7 +92,8 @@ class TensorMaker:
         """
         with self._stage("hash"):
             data, plan = loaded.encoded.data, loaded.plan
-            named = plan.modality, data, recipe.model_id, (plan.hint,)
+            changes = plan.hint, self._intake.background_of(loaded.encoded)
+            named = plan.modality, data, recipe.model_id, changes
             if len(data) <= SMALL:
                 identity = item_identity(*named)
             else:

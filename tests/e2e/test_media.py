@@ -69,6 +69,19 @@ async def test_what_a_worker_could_not_read_is_named_by_its_index() -> None:
         assert (torn.reason, torn.about) == ("MEDIA_DECODE_FAILED", {"index": "0"})
 
 
+async def test_a_picture_on_another_background_has_another_identity() -> None:
+    hashes: dict[str, list[str]] = {"": [], "#102030": []}
+    for background, seen in hashes.items():
+        settings = {"media_background": background} if background else {}
+        async with serving(TENSORS_ONLY, **settings) as served:
+            for name in ("rgba_203x151.png", "photo_640x480.jpg"):
+                await served.say(seeing(PICTURE, data_url(name)))
+            seen += [one.request.mm_inputs.mm_hashes[0] for one in served.workers[0].stats.received]
+    white, coloured = hashes.values()
+    assert white[0] != coloured[0]
+    assert white[1] == coloured[1]
+
+
 async def test_a_request_fetches_its_picture_once_whatever_its_workers_do() -> None:
     options = SimOptions(mm_processor="", faults=("1*fail=UNAVAILABLE",))
     async with (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import random
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image, ImageOps
 
 from router.faults import Fault, Reason
 from router.media.decode import Empty
@@ -89,3 +91,24 @@ def test_a_plain_jpeg_is_decoded_into_the_memory_that_is_given() -> None:
 
     pixels = decode(data, sniff(data, max_pixels=MAX_PIXELS, index=0), 0, empty=empty)
     assert np.shares_memory(pixels, given[0])
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_background_shows_through_where_a_picture_is_transparent_and_nowhere_else(
+    name: str,
+) -> None:
+    data = read(name)
+    header = sniff(data, max_pixels=MAX_PIXELS, index=0, formats=EVERY_FORMAT)
+    with Image.open(io.BytesIO(data)) as opened:
+        picture = ImageOps.exif_transpose(opened)
+        blended = picture.has_transparency_data and picture.mode != "RGB"
+        expected = picture.convert("RGBA" if blended else "RGB")
+        if blended:
+            below = Image.new("RGB", expected.size, (16, 32, 48))
+            below.paste(expected, mask=expected.getchannel("A"))
+            expected = below
+    pixels = decode(data, header, 0, background=(16, 32, 48))
+    if picture.mode != "I;16":  # Pillow converts it otherwise than the workers' loader
+        assert np.array_equal(pixels, np.asarray(expected))
+    if not np.array_equal(pixels, decode(data, header, 0)):
+        assert header.has_alpha, "identities go by it"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from router.faults import Fault, Reason
 from router.media import reader
@@ -54,6 +57,22 @@ async def intake() -> AsyncIterator[MediaIntake]:
 async def server() -> AsyncIterator[Server]:
     async with running() as server:
         yield server
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF", "TIFF", "AVIF"])
+async def test_transparent_pictures_lie_on_the_background_that_was_asked_for(kind: str) -> None:
+    encoded = io.BytesIO()
+    Image.new("RGBA", (8, 6), (200, 0, 0, 0)).save(encoded, kind)
+    intake = MediaIntake(replace(LOCAL, background=(16, 32, 48)))
+    with intake.ticket() as ticket:
+        clear = await ticket.load(MediaSource("image", data=encoded.getvalue()), 0)
+        pixels = await ticket.decode(clear)
+        opaque = await ticket.load(image("tiny_20x30.png"), 1)
+    assert (pixels == (16, 32, 48)).all()
+    assert intake.background_of(clear) == "background=102030"
+    assert intake.background_of(opaque) == ""
+    assert MediaIntake(LOCAL).background_of(clear) == ""
+    await drained(intake)
 
 
 @pytest.mark.parametrize("name", ["photo_640x480.jpg", "tiny_20x30.png", "exif_6_24x16.jpg"])

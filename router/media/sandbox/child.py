@@ -45,7 +45,8 @@ def _run(connection: socket.socket, job: Job) -> tuple[Answer, Pixels]:
     try:
         if job.kind == Kind.IMAGE:
             header = sniff(data, max_pixels=2**40, index=0, formats=frozenset(ImageFormat))
-            pixels = decode_in_process(data, header, 0)
+            red, green, blue = job.background.to_bytes(3)
+            pixels = decode_in_process(data, header, 0, background=(red, green, blue))
             return Answer(Status.OK, pixels.nbytes, header.width, header.height), pixels
         if job.kind == Kind.VIDEO_HEADER:
             video = read_header(data)

@@ -10,8 +10,8 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-# kind, data bytes, frame indices (8 bytes each, ahead of the data)
-JOB = struct.Struct("<BQQ")
+# kind, data bytes, frame indices (8 bytes each, ahead of the data), background as 0xRRGGBB
+JOB = struct.Struct("<BQQI")
 # status, pixel bytes, width, height, frames, frames per second
 ANSWER = struct.Struct("<BQIIQd")
 
@@ -40,6 +40,7 @@ class Job(NamedTuple):
     kind: int
     nbytes: int
     nindices: int = 0
+    background: int = 0xFFFFFF
 
 
 class Answer(NamedTuple):
