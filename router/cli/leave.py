@@ -26,7 +26,8 @@ def leave_soon(code: int, patience: float = _PATIENCE) -> None:
     def leave() -> None:
         time.sleep(patience)
         names = {t.name for t in threading.enumerate() if not t.daemon} - {"MainThread"}
-        _log.warning("exit_held_up", threads=sorted(names))
+        if names:  # else Python itself takes its time
+            _log.warning("exit_held_up", threads=sorted(names))
         sys.stderr.flush()
         sys.stdout.flush()
         os._exit(code)
