@@ -321,7 +321,8 @@ async def test_a_collector_that_does_not_answer_does_not_hold_up_the_end() -> No
             grpc.aio.insecure_channel(running.address) as channel,
         ):
             stub = VllmEngineStub(channel)
-            await drained(stub.Generate(tokenized("x"), timeout=30, wait_for_ready=True))
+            await eventually(lambda: running.events("worker_state")[-1]["state"] == "ready")
+            await drained(stub.Generate(tokenized("x"), timeout=30))
             running.send(signal.SIGTERM)
             assert await running.ended() == 0
         # The library's thread gives up only after 10 s, which nobody waits for.
