@@ -20,6 +20,8 @@ from router.prefix.table import OLDEST, SIZE, Slots, make_slots
 
 # Times in the table are int32 ticks since its start.
 TICK = 0.1
+# Some seven years; whoever wants to believe for longer gets that.
+_LAST = int(np.iinfo(np.int32).max)
 
 
 class Expectations(NamedTuple):
@@ -63,7 +65,8 @@ class ApproximateIndex:
         Repeating it starts the time anew.
         """
         now = self.now()
-        _expect(self.arrays, holder, keys, now, now + max(1, int(ttl / TICK)))
+        until = min(now + max(1, int(ttl / TICK)), _LAST)
+        _expect(self.arrays, holder, keys, now, until)
 
     def forget(self, holder: int, keys: Keys) -> None:
         """The holder has these no more, whatever was expected."""

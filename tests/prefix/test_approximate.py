@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from router.prefix.blocks import PromptBlocks
 from router.prefix.changes import Cleared, Removed, Stored
@@ -38,6 +39,15 @@ def test_what_was_sent_is_expected_until_its_time_is_over() -> None:
     assert it.match(keys(3), [a, b]).blocks[:2].tolist() == [3, 0]
     clock.now += 2
     assert it.match(keys(3), [a, b]).blocks[:2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("years", [5, 7, 100, 10**6])
+def test_a_time_may_be_as_long_as_anybody_writes_it(years: int) -> None:
+    it, clock = index()
+    a = it.join()
+    it.expect(a, keys(3), years * 365 * 86400.0)
+    clock.now += 86400
+    assert it.match(keys(3), [a]).blocks[a] == 3
 
 
 def test_use_starts_the_time_anew() -> None:
