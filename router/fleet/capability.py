@@ -78,6 +78,8 @@ class Capability:
         """
         _check_names(model, ("served_model_name", "model_path", "model_type"))
         _check_names(server, _NAMES)
+        if not (model.served_model_name or model.model_path):
+            raise ValueError("GetModelInfo names no model")
         return cls(
             served_name=model.served_model_name or model.model_path,
             model_path=model.model_path,

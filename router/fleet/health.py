@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from router.fleet.checked import CheckedChannel
 from router.wire import ENGINE_SERVICE, engine
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 
@@ -26,8 +27,9 @@ class HealthQuestions:
     """The health RPCs of one worker: `grpc.health.v1`, or else the engine's own."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._health: Any = health_pb2_grpc.HealthStub(channel)
-        self._engine: Any = VllmEngineStub(channel)
+        checked: Any = CheckedChannel(channel)
+        self._health: Any = health_pb2_grpc.HealthStub(checked)
+        self._engine: Any = VllmEngineStub(checked)
 
     async def check(self, timeout: float) -> None:
         """Asks once. Raises `NotServing` or `grpc.aio.AioRpcError`; `timeout` in seconds."""
@@ -43,7 +45,7 @@ class HealthQuestions:
                     break
                 raise
             if answer.status != _Status.SERVING:
-                raise NotServing(_Status.ServingStatus.Name(answer.status))
+                raise NotServing(_named(answer.status))
             return
         # No standard health service: the contract's own.
         own = await self._engine.HealthCheck(engine.HealthCheckRequest(), timeout=timeout)
@@ -61,7 +63,7 @@ class HealthQuestions:
                 async for answer in call:
                     if answer.status == _Status.SERVICE_UNKNOWN:
                         break
-                    yield _Status.ServingStatus.Name(answer.status)
+                    yield _named(answer.status)
                 else:
                     return
             except grpc.aio.AioRpcError as error:
@@ -97,3 +99,9 @@ class Streaks:
         self._good = 0
         self._bad += 1
         return self._bad >= self._failures
+
+
+def _named(status: int) -> str:
+    # A number that the contract does not have is as good as not serving.
+    known = status in _Status.ServingStatus.values()
+    return str(_Status.ServingStatus.Name(status)) if known else f"status {status}"

@@ -11,6 +11,7 @@ import grpc
 
 from router.fleet.breaker import Breaker, CallResult, Permit
 from router.fleet.capability import Capability
+from router.fleet.checked import CheckedChannel
 from router.fleet.endpoint import Endpoint, Role
 from router.fleet.load import Load
 from router.fleet.pressure import Place, Pressure
@@ -103,7 +104,7 @@ class Worker:
     def connect(self, channel: grpc.aio.Channel) -> None:
         """Makes every later call on `channel`; those that run stay where they are."""
         self.channel = channel
-        self.stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        self.stub: Any = vllm_engine_pb2_grpc.VllmEngineStub(CheckedChannel(channel))
         # Raw bytes in and out: token chunks are relayed without being parsed.
         self.generate: grpc.aio.UnaryStreamMultiCallable[Outgoing, bytes] = channel.unary_stream(
             f"/{ENGINE_SERVICE}/Generate", request_serializer=Outgoing.take

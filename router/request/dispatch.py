@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from router.faults import Fault, Reason
 from router.fleet.breaker import CallResult
@@ -37,7 +38,7 @@ from router.request.retry import Attempts, RetryBudget, RetrySettings
 from router.request.select import OverloadRule, Survey, select, survey
 from router.request.shm import SharedMemory
 from router.vision.tensors import Batch
-from router.wire import ENGINE_SERVICE, common
+from router.wire import ENGINE_SERVICE, common, engine
 
 _log = get_logger("request")
 
@@ -340,10 +341,16 @@ def _may_pass(fault: Fault) -> bool:
 async def unary(
     call: grpc.aio.UnaryUnaryCall[bytes, bytes], *, limits: Limits, progress: Progress
 ) -> bytes:
-    """Awaits a unary call under the first-output limit. Raises `AttemptFailed`."""
+    """The answer of an Embed, as it came, under the first-output limit.
+
+    Raises `AttemptFailed`.
+    """
     try:
         async with asyncio.timeout(limits.first_output):
             answer = await call
+        engine.EmbedResponse.FromString(answer)
+    except DecodeError as error:
+        raise AttemptFailed(failure.unreadable("EmbedResponse", started=False)) from error
     except grpc.aio.AioRpcError as error:
         left = call.time_remaining() or 0.0
         raise AttemptFailed(

@@ -240,10 +240,10 @@ def incomplete(*, started: bool) -> Failure:
     )
 
 
-def unreadable(*, started: bool) -> Failure:
-    """A stream with bytes in it that are no message of the contract."""
+def unreadable(message: str = "GenerateResponse", *, started: bool) -> Failure:
+    """An answer with bytes in it that are no such message of the contract."""
     return Failure(
-        Fault(Reason.WORKER_STREAM_BROKEN, "the worker sent bytes that are no GenerateResponse"),
+        Fault(Reason.WORKER_STREAM_BROKEN, f"the worker sent bytes that are no {message}"),
         CallResult.FAILURE,
         Again.NO if started else Again.YES,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -14,7 +15,7 @@ from router.fleet.worker import Role, Worker
 from router.observe.logging import get_logger, level, set_level
 from router.request.explain import Explainer
 from router.request.show import show_load
-from router.rpc.errors import wire_error
+from router.rpc.errors import internal, wire_error
 from router.wire import admin, router_pb2_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -31,6 +32,25 @@ ROLES = {
 }
 
 
+def _told(
+    serve: Callable[[AdminService, Any, Context], Awaitable[T]],
+) -> Callable[[AdminService, Any, Context], Awaitable[T]]:
+    """An RPC whose own faults are told as the table has them, and none in Python's words."""
+
+    @functools.wraps(serve)
+    async def rpc(service: AdminService, request: Any, context: Context) -> T:
+        try:
+            return await serve(service, request, context)
+        except grpc.aio.AbortError:
+            raise
+        except Exception as error:
+            fault = error if isinstance(error, Fault) else internal(_log, error)
+            failed = wire_error(fault)
+            await context.abort(failed.code, failed.message, failed.trailers)
+
+    return rpc
+
+
 class AdminService(router_pb2_grpc.RouterAdminServicer):
     """Lists and changes workers, and explains requests."""
 
@@ -39,12 +59,14 @@ class AdminService(router_pb2_grpc.RouterAdminServicer):
         self._explainer = explainer
         self._clock = clock
 
+    @_told
     async def ListWorkers(
         self, request: admin.ListWorkersRequest, context: Context
     ) -> admin.ListWorkersResponse:
         """Every registered worker, in order of registration."""
         return admin.ListWorkersResponse(workers=[self._shown(w) for w in self._fleet.registry])
 
+    @_told
     async def AddWorker(
         self, request: admin.AddWorkerRequest, context: Context
     ) -> admin.AddWorkerResponse:
@@ -63,6 +85,7 @@ class AdminService(router_pb2_grpc.RouterAdminServicer):
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, str(error))
         return admin.AddWorkerResponse(worker=self._shown(worker))
 
+    @_told
     async def DrainWorker(
         self, request: admin.DrainWorkerRequest, context: Context
     ) -> admin.DrainWorkerResponse:
@@ -71,6 +94,7 @@ class AdminService(router_pb2_grpc.RouterAdminServicer):
         self._fleet.drain(worker)
         return admin.DrainWorkerResponse(worker=self._shown(worker))
 
+    @_told
     async def RemoveWorker(
         self, request: admin.RemoveWorkerRequest, context: Context
     ) -> admin.RemoveWorkerResponse:
@@ -79,16 +103,14 @@ class AdminService(router_pb2_grpc.RouterAdminServicer):
         await self._fleet.remove(worker)
         return admin.RemoveWorkerResponse(worker=self._shown(worker))
 
+    @_told
     async def Explain(
         self, request: admin.ExplainRequest, context: Context
     ) -> admin.ExplainResponse:
         """What would happen to a Generate."""
-        try:
-            return await self._explainer.explain(request.request)
-        except Fault as fault:
-            failed = wire_error(fault)
-            await context.abort(failed.code, failed.message, failed.trailers)
+        return await self._explainer.explain(request.request)
 
+    @_told
     async def SetLogLevel(
         self, request: admin.SetLogLevelRequest, context: Context
     ) -> admin.SetLogLevelResponse:

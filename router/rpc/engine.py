@@ -23,7 +23,7 @@ from router.request.pipeline import Pipeline
 from router.request.record import Record
 from router.request.relay import ClientGone
 from router.rpc.account import CANCELLED, OK, TOO_LATE, UNKNOWN, Accounts, Ending
-from router.rpc.errors import wire_error
+from router.rpc.errors import internal, wire_error
 from router.rpc.fleet_view import FleetView
 from router.wire import ENGINE_SERVICE, common, engine
 
@@ -179,8 +179,7 @@ class EngineService:
     def _fault(self, error: Exception) -> Fault:
         if isinstance(error, Fault):
             return error
-        _log.error("internal_error", exc_info=error)
-        return Fault(Reason.INTERNAL, "the router failed internally; its log has the request id")
+        return internal(_log, error)
 
 
 def _parse(kind: type[M], raw: bytes) -> M:

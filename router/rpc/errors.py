@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import error_details_pb2, status_pb2
+from structlog.typing import FilteringBoundLogger
 
 from router.faults import Fault, Reason
 from router.request.disagg import LegFault
@@ -120,6 +121,12 @@ def wire_error(fault: Fault) -> WireError:
         row.outcome,
         fault.reason.name.lower(),
     )
+
+
+def internal(log: FilteringBoundLogger, error: Exception) -> Fault:
+    """What a client is told of a fault of our own, which goes into the log."""
+    log.error("internal_error", exc_info=error)
+    return Fault(Reason.INTERNAL, "the router failed internally; its log has the request id")
 
 
 def _pack(message: error_details_pb2.ErrorInfo | error_details_pb2.RetryInfo) -> any_pb2.Any:

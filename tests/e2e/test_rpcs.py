@@ -7,7 +7,7 @@ import hashlib
 import io
 import zipfile
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import grpc
 import pytest
@@ -440,3 +440,17 @@ async def test_numbers_that_no_field_holds_do_not_spoil_the_answer_for_a_fleet(
         assert [x.gen_throughput for x in answer.loads] == [3.0, 3.0]
         listed = await served.admin.ListWorkers(admin.ListWorkersRequest(), timeout=10)
         assert [w.capability.max_num_seqs for w in listed.workers] == [most, most]
+
+
+async def test_a_fault_of_the_routers_own_is_not_told_in_pythons_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> NoReturn:
+        raise RuntimeError("SECRET")
+
+    async with serving(SimOptions()) as served:
+        monkeypatch.setattr("router.rpc.admin.show_worker", broken)
+        call = served.admin.ListWorkers(admin.ListWorkersRequest(), timeout=10)
+        refused = await refusal_of(call)
+        assert (refused.code, refused.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+        assert "SECRET" not in refused.message

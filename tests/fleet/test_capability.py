@@ -79,3 +79,14 @@ def test_item_limits_are_read_by_modality() -> None:
 def test_malformed_item_limits_are_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         parse_item_limits(text)
+
+
+def test_numbers_that_cannot_be_are_not_known() -> None:
+    odd = read(max_num_seqs=-1, block_size=-5, mm_encoder_budget=-1, data_parallel_size=-3)
+    assert (odd.max_num_seqs, odd.block_size, odd.encoder_budget) == (None, None, None)
+    assert odd.data_parallel_size == 1
+
+
+def test_a_worker_that_names_no_model_cannot_be_asked_for() -> None:
+    with pytest.raises(ValueError, match="names no model"):
+        read(engine.GetModelInfoResponse(model_type="qwen3_vl"))
