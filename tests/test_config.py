@@ -289,6 +289,8 @@ def test_every_bad_value_has_a_line(monkeypatch: pytest.MonkeyPatch, file: Any) 
         ("max_message_bytes", "-1"),
         ("max_message_bytes", "65535"),
         ("keepalive_worker_interval", "10s"),
+        ("keepalive_worker_interval", "1000h"),
+        ("keepalive_min_client_interval", "1000h"),
         ("retry_max_attempts", "0"),
         ("breaker_failure_ratio", "0"),
         ("breaker_failure_ratio", "1.5"),

@@ -8,6 +8,9 @@ from pydantic import BaseModel, Field
 
 from router.config.values import Collector, Duration, Listener, Size
 
+# Seconds. gRPC counts milliseconds in 32 bits, which end after twenty-four days.
+_LONGEST_PING = 2_000_000.0
+
 
 class Faces(BaseModel):
     """Addresses, and what holds for every connection."""
@@ -35,11 +38,12 @@ class Faces(BaseModel):
         512 << 20, ge=64 << 10, lt=2 << 30, description="largest gRPC message on every hop"
     )
     keepalive_min_client_interval: Duration = Field(
-        5.0, gt=0, description="clients may ping this often"
+        5.0, gt=0, le=_LONGEST_PING, description="clients may ping this often"
     )
     keepalive_worker_interval: Duration = Field(
         330.0,
         ge=300.0,
+        le=_LONGEST_PING,
         description="workers are pinged this often; gRPC servers close connections that ping "
         "more often than every 5m",
     )
