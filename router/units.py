@@ -7,6 +7,9 @@ import re
 from decimal import Decimal
 
 _DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+# Seconds in a hundred years. gRPC counts nanoseconds in 64 bits: a deadline three hundred years
+# ahead has passed.
+_LONGEST = 100 * 366 * 86400.0
 _SIZE_UNITS = {
     "": 1,
     "b": 1,
@@ -24,16 +27,16 @@ _COMPOUND = re.compile(r"(?:\d+(?:\.\d+)?[a-z]+)+")
 def parse_duration(text: str | float) -> float:
     """Seconds from `250ms`, `5s`, `1m30s`, `2h`; a bare number is seconds.
 
-    Raises ValueError for anything else, negative values included.
+    Raises ValueError for anything else, negative values and more than a hundred years included.
     """
     if isinstance(text, bool) or not isinstance(text, str | int | float):
         # A file holds values of other kinds too.
         raise ValueError(f"not a duration: {text!r}")
     if not isinstance(text, str):
-        return _finite(text)
+        return _within_bounds(text)
     compact = text.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", compact):
-        return _finite(float(compact))
+        return _within_bounds(float(compact))
     if not _COMPOUND.fullmatch(compact):
         raise ValueError(f"not a duration: {text!r} (write 250ms, 5s, 1m30s or 2h)")
     seconds = 0.0
@@ -41,7 +44,7 @@ def parse_duration(text: str | float) -> float:
         if unit not in _DURATION_UNITS:
             raise ValueError(f"not a unit of time: {unit!r} (use us, ms, s, m or h)")
         seconds += float(number) * _DURATION_UNITS[unit]
-    return _finite(seconds)
+    return _within_bounds(seconds)
 
 
 def parse_size(text: str | int) -> int:
@@ -80,9 +83,11 @@ def format_size(nbytes: int) -> str:
     return f"{nbytes}B"
 
 
-def _finite(seconds: float) -> float:
+def _within_bounds(seconds: float) -> float:
     if not 0 <= seconds < math.inf:
         raise ValueError(f"not a duration: {seconds}")
+    if seconds > _LONGEST:
+        raise ValueError("a duration is at most a hundred years")
     return float(seconds)
 
 

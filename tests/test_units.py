@@ -43,6 +43,7 @@ def test_durations_are_read(text: str | float, seconds: float) -> None:
             "inf",
             "9" * 400,
             "9" * 400 + "s",
+            "9999999h",
         ),
         *(-1, -0.5, math.inf, math.nan, True, None, [1]),
     ],
