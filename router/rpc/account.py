@@ -34,6 +34,8 @@ TOO_LATE = Ending("client_cancelled", "deadline", "DEADLINE_EXCEEDED")
 # Stands until it is known better.
 UNKNOWN = Ending("internal", "internal", "UNKNOWN")
 
+_SHOWN_ID = 128
+
 # Outcomes that are nobody's failure.
 _NO_ERROR = ("ok", "client_cancelled")
 
@@ -153,7 +155,8 @@ def _attributes(record: Record, ending: Ending, to_first: float | None) -> dict[
         "gen_ai.usage.input_tokens": record.journey.prompt_tokens or record.prompt_tokens,
         "gen_ai.usage.output_tokens": record.journey.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": progress.cached_tokens,
-        "mmrouter.request_id": record.request_id,
+        # A client's may be of any length, and a collector takes batches of a few megabytes.
+        "mmrouter.request_id": record.request_id[:_SHOWN_ID],
         "mmrouter.attempts": record.journey.attempts,
         "mmrouter.outcome": ending.outcome,
     }
