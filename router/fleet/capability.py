@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 from google.protobuf.message import Message
@@ -26,6 +27,10 @@ _NAMES = (
 )
 # Digits of a number of items.
 _LONGEST_COUNT = 9
+
+
+# What the two workers of a prefill/decode pair must have alike.
+AGREED = ("kv_connector", "kv_cache_dtype", "block_size", "attention_backend", "model_dtype")
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,12 @@ class Capability:
     def takes_media_refs(self) -> bool:
         """Whether the worker fetches and processes media by itself."""
         return bool(self.mm_processor)
+
+    @cached_property
+    def pairing(self) -> tuple[object, ...]:
+        """Equal for workers that fit the same ones as the other half of a pair."""
+        agreed = (getattr(self, name) for name in AGREED)
+        return *agreed, self.pairing_protocol, bool(self.kv_engine_id)
 
     @classmethod
     def from_info(

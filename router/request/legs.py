@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from google.protobuf.message import Message
 
-from router.fleet.capability import Capability
+from router.fleet.capability import AGREED, Capability
 from router.request.prepared import Body
 from router.wire import engine
 
@@ -106,13 +106,7 @@ def incompatibility(prefill: Capability, decode: Capability) -> str | None:
     """
     if not prefill.kv_connector:
         return "kv_connector"
-    for name in (
-        "kv_connector",
-        "kv_cache_dtype",
-        "block_size",
-        "attention_backend",
-        "model_dtype",
-    ):
+    for name in AGREED:
         if getattr(prefill, name) != getattr(decode, name):
             return name
     ours, theirs = prefill.pairing_protocol, decode.pairing_protocol

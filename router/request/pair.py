@@ -120,9 +120,7 @@ class Pairing:
         prefills, decodes = (self._admissible(constraint, role) for role in LEGS)
         for firsts in ([p for p in prefills if p not in tried], prefills):
             for seconds in ([d for d in decodes if d not in tried], decodes):
-                fitting = {p: [d for d in seconds if not _difference(p, d)] for p in firsts}
-                candidates = {p: partners for p, partners in fitting.items() if partners}
-                if candidates:
+                if candidates := _fitting(firsts, seconds):
                     return candidates
         raise _no_pair(prefills, decodes)
 
@@ -150,6 +148,24 @@ def _fullness(worker: Worker) -> float:
     told = (report.running or 0) + (report.waiting or 0) if report else 0
     slots = worker.capability.max_num_seqs if worker.capability else None
     return max(worker.load.in_flight, told) / (slots or _ORDINARY_SLOTS)
+
+
+def _fitting(prefills: list[Worker], decodes: list[Worker]) -> dict[Worker, list[Worker]]:
+    """The prefill workers that have any, with the decode workers that fit each."""
+    # By what a pair must agree in: of that a fleet has few kinds, and may have many workers.
+    kinds: dict[object, list[Worker]] = {}
+    for decode in decodes:
+        kinds.setdefault(_kind(decode), []).append(decode)
+    partners: dict[object, list[Worker]] = {}
+    for prefill in prefills:
+        if (kind := _kind(prefill)) not in partners:
+            fitting = (same for same in kinds.values() if not _difference(prefill, same[0]))
+            partners[kind] = [decode for same in fitting for decode in same]
+    return {p: partners[_kind(p)] for p in prefills if partners[_kind(p)]}
+
+
+def _kind(worker: Worker) -> object:
+    return worker.capability and worker.capability.pairing
 
 
 def _difference(prefill: Worker, decode: Worker) -> str | None:
