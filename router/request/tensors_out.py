@@ -7,11 +7,13 @@ those that come later.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,7 @@ from router.faults import Fault
 from router.media.intake import MediaIntake
 from router.media.reader import SMALL
 from router.media.ticket import Blob, Clip, Ticket
+from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.observe.tracing import Tracing
 from router.request.plan import MediaItem
@@ -27,6 +30,8 @@ from router.vision.backend.base import Backend
 from router.vision.identity import item_identity
 from router.vision.plan import ItemPlan, ModelSpec, PixelFormat
 from router.vision.tensors import Batch, build_batch
+
+_log = get_logger("request")
 
 # Labels are of a fixed set, whatever clients ask for.
 _SCHEMES = frozenset({"http", "https", "data", "file", "inline"})
@@ -83,6 +88,8 @@ class TensorMaker:
                 encoded = await ticket.load(item.source, item.index)
         scheme = item.scheme if item.scheme in _SCHEMES else "other"
         self._metrics.media_bytes.labels(scheme).inc(len(encoded.data))
+        if _log.is_enabled_for(logging.DEBUG):
+            _tell(item, scheme, encoded)
         return Loaded(encoded, _plan_of(encoded, item, spec))
 
     async def tensor(self, loaded: Loaded, recipe: Recipe, ticket: Ticket) -> Tensor:
@@ -139,6 +146,21 @@ class TensorMaker:
         self._metrics.media_pixels.labels(plan.modality).inc(pixels.size // 3)
         with self._stage("pack"):
             return recipe.spec.pack(plan, pixels, recipe.pixels, self._backend)
+
+
+def _tell(item: MediaItem, scheme: str, encoded: Blob | Clip) -> None:
+    """Logs what an item is, without path, query and content."""
+    hosted = item.url is not None and scheme in ("http", "https")
+    _log.debug(
+        "media",
+        index=item.index,
+        scheme=scheme,
+        host=urlsplit(item.url).hostname if hosted else None,
+        nbytes=len(encoded.data),
+        type="video" if isinstance(encoded, Clip) else encoded.header.format.value,
+        width=encoded.header.width,
+        height=encoded.header.height,
+    )
 
 
 def _plan_of(encoded: Blob | Clip, item: MediaItem, spec: ModelSpec) -> ItemPlan:

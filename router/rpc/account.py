@@ -38,6 +38,8 @@ _SHOWN_ID = 128
 
 # Outcomes that are nobody's failure.
 _NO_ERROR = ("ok", "client_cancelled")
+# A sentence may quote a worker, or what a client calls its model.
+_LONGEST_WHY = 300
 
 
 class _Model:
@@ -130,6 +132,8 @@ class Accounts:
             "mode_reason": resolution.why.value if resolution else None,
             "worker": record.journey.worker or None,
             "reason": ending.reason or None,
+            # The sentence that the client gets: which item, which host, which limit.
+            "why": ending.message[:_LONGEST_WHY] or None,
             "first_output_seconds": None if to_first is None else round(to_first, 4),
             "finish": ",".join(progress.finish_reasons) or None,
         }

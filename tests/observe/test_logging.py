@@ -9,7 +9,7 @@ import pytest
 from router.observe.logging import get_logger, set_level, without_secrets
 from router.wire import admin
 from tests.media.server import fixed, running
-from tests.serving import PICTURE, Serving, seeing, serving, tokenized
+from tests.serving import PICTURE, Serving, data_url, image, seeing, serving, tokenized
 from workers.sim import SimOptions
 
 LINK = "https://u:p@h/x.jpg?token=SECRET"
@@ -126,6 +126,35 @@ async def test_one_line_tells_of_a_request_and_every_line_carries_its_id(
         (line,) = await served_lines(logged, served, request)
     assert line["event"] == "request"
     assert (line["outcome"], line["output_tokens"], line["attempts"]) == ("ok", 3, 1)
+
+
+async def test_a_failed_item_is_told_as_its_client_is(logged: io.StringIO) -> None:
+    async with serving(SimOptions(), mm_processing="router") as served:
+        request = seeing(f"{PICTURE * 2} what?", data_url("photo_640x480.jpg"), "ftp://h/SECRET")
+        request.request_id = "r3"
+        refused = await served.refusal(request)
+        *_, line = await served_lines(logged, served, request)
+    assert line["why"] == refused.message
+    assert "media item 1" in line["why"]
+    assert "SECRET" not in logged.getvalue()
+
+
+async def test_what_an_item_is_is_told_without_its_path(logged: io.StringIO) -> None:
+    set_level("debug")
+    async with (
+        running() as host,
+        serving(SimOptions(mm_processor=""), media_allow_private_hosts=True) as served,
+    ):
+        host.routes["/SECRET.jpg"] = fixed(image("photo_640x480.jpg"))
+        request = seeing(f"{PICTURE} what?", host.url("/SECRET.jpg?token=SECRET"))
+        request.request_id = "r4"
+        await served.generate(request)
+        told = await served_lines(logged, served, request)
+    (line,) = (line for line in told if line["event"] == "media")
+    assert (line["index"], line["scheme"], line["host"]) == (0, "http", "127.0.0.1")
+    assert (line["type"], line["nbytes"]) == ("JPEG", len(image("photo_640x480.jpg")))
+    assert (line["width"], line["height"]) == (640, 480)
+    assert "SECRET" not in logged.getvalue()
 
 
 async def test_a_failed_fetch_tells_no_secret(logged: io.StringIO) -> None:
