@@ -13,6 +13,7 @@ from router.fleet.model import Model
 from router.fleet.registry import Registry
 from router.fleet.role import effective_role
 from router.fleet.worker import Role, Worker, WorkerState
+from router.observe.metrics import UNKNOWN_MODEL
 from router.policy.models import Policies
 from router.request.constraint import WireConstraint, wanted_pixels
 from router.request.interest import Interest, interest
@@ -179,6 +180,13 @@ class Decider:
         )
         wanted = Counter(w for w in map(wanted_pixels, usable) if w is not None)
         return wanted.most_common(1)[0][0]
+
+    def counted_as(self, asked: str) -> str:
+        """The model whose metrics a request belongs to, as far as its name alone tells."""
+        names = self._registry.model_names
+        if not asked and len(names) == 1:
+            return names[0]
+        return asked if asked in names else UNKNOWN_MODEL
 
     def model_name(self, asked: str) -> str:
         """The model that is meant; `asked` is empty where none is named. Raises `Fault`."""

@@ -94,6 +94,8 @@ class Pipeline:
         deadline in seconds from now. Raises `Fault`, or CancelledError when
         the client is gone.
         """
+        # So that a request that is refused before it is looked at counts as its model's.
+        record.model = self.decider.counted_as(request.router.model or model)
         deadline = self._deadline(time_left)
         choices = max(1, request.sampling_params.n)
         references = len(request.media_refs.items)

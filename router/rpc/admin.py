@@ -11,6 +11,7 @@ import grpc
 from router.config import worker_address
 from router.faults import Fault
 from router.fleet.fleet import Fleet
+from router.fleet.role import effective_role
 from router.fleet.worker import Role, Worker
 from router.observe.logging import get_logger, level, set_level
 from router.request.explain import Explainer
@@ -151,7 +152,7 @@ def show_worker(worker: Worker, now: float) -> admin.Worker:
         state=worker.state.name,
         reason=worker.state_reason,
         seconds_in_state=worker.seconds_in_state,
-        role=worker.role.name,
+        role=effective_role(worker).name,
         model=worker.model_name or "",
         load=show_load(worker, now),
         labels=dict(worker.labels),

@@ -687,6 +687,8 @@ async def test_roles_come_from_the_connector() -> None:
     ) as served:
         both = "+".join(worker.address for worker in served.workers)
         assert (await served.route(tokenized("x")))["worker"] == both
+        listed = await served.admin.ListWorkers(admin.ListWorkersRequest(), timeout=10)
+        assert [worker.role for worker in listed.workers] == [admin.PREFILL, admin.DECODE]
 
 
 async def test_a_pair_must_fit(tmp_path: Path) -> None:

@@ -80,6 +80,9 @@ async def test_everything_answers_while_every_place_is_taken() -> None:
         await eventually(lambda: (admission.active, admission.waiting) == (2, 2))
         refused = await served.refusal(streamed("x"))
         assert refused.reason == "ADMISSION_FULL"
+        # It was not looked at; its model is known all the same.
+        (ended,) = served.samples("router_requests_total")
+        assert (ended.labels["model"], ended.labels["reason"]) == (MODEL, "admission_full")
         assert await served.health() == SERVING
         assert await served.health(ENGINE_SERVICE) == SERVING
         assert (await get(session, served, "/livez"))[0] == 200
