@@ -51,9 +51,13 @@ async def compile_apart(stop: asyncio.Event) -> None:
         return
     _log.info("compiling_kernels", why="first start with this version on this machine")
     # Not by the event loop, which forks: gRPC's threads do not survive that in a child.
-    process = subprocess.Popen(  # noqa: ASYNC220 - a moment, at start
-        [sys.executable, "-m", "router.kernels"], stdout=subprocess.DEVNULL
-    )
+    try:
+        process = subprocess.Popen(  # noqa: ASYNC220 - a moment, at start
+            [sys.executable, "-m", "router.kernels"], stdout=subprocess.DEVNULL
+        )
+    except OSError as error:
+        _log.warning("kernels_not_cached", why=error.strerror)
+        return
     stopped = asyncio.create_task(stop.wait())
     ended = asyncio.create_task(asyncio.to_thread(process.wait))
     try:

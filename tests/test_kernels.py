@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import subprocess
 from pathlib import Path
 
@@ -37,6 +38,18 @@ async def test_a_filled_cache_starts_nothing(
     apart = Apart(monkeypatch, "false")
     await kernels.compile_apart(asyncio.Event())
     assert apart.started == []
+
+
+async def test_where_no_process_can_be_started_the_router_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, logged: io.StringIO
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(kernels, "_marker", lambda: tmp_path / "filled")
+    monkeypatch.setattr(kernels.subprocess, "Popen", refused)
+    await kernels.compile_apart(asyncio.Event())
+    assert "kernels_not_cached" in logged.getvalue()
 
 
 async def test_an_empty_cache_is_filled_by_another_process(

@@ -11,7 +11,7 @@ from router.fleet.discovery.reconcile import Reconciler
 from router.fleet.discovery.static import StaticDiscovery
 from router.fleet.endpoint import Endpoint, Role
 from router.fleet.fleet import Fleet
-from router.fleet.worker import WorkerState
+from router.fleet.worker import Worker, WorkerState
 from tests.fleet.running import fleet, sim
 from tests.serving import eventually
 
@@ -45,6 +45,26 @@ async def test_sources_add_up_and_each_takes_back_only_its_own() -> None:
         assert set(standing(running)) == {A.address, B.address, C.address}
         reconciler.take("one", [])
         assert set(standing(running)) == {B.address, C.address}
+
+
+async def test_a_set_that_could_not_be_taken_whole_is_taken_the_next_time() -> None:
+    async with fleet() as running:
+        reconciler, admit = Reconciler(running, []), running.admit
+
+        def failing(endpoint: Endpoint) -> Worker:
+            if endpoint == B:
+                raise OSError("too many open files")
+            return admit(endpoint)
+
+        running.admit = failing  # type: ignore[method-assign]
+        with suppress(OSError):
+            reconciler.take("s", [A, B, C])
+        assert standing(running) == [A.address]
+        kept = running.registry.get(A.address)
+        running.admit = admit  # type: ignore[method-assign]
+        reconciler.take("s", [A, B, C])
+        assert standing(running) == [A.address, B.address, C.address]
+        assert running.registry.get(A.address) is kept
 
 
 async def test_workers_added_by_command_are_left_alone() -> None:

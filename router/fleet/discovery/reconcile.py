@@ -50,15 +50,18 @@ class Reconciler:
             await asyncio.sleep(_RESTART_PAUSE)
 
     def take(self, key: str, endpoints: Sequence[Endpoint]) -> None:
-        """One source's whole set; the fleet is made to fit in the same step."""
+        """One source's whole set; the fleet is made to fit in the same step.
+
+        What fails in it is done the next time: a set is noted when it is the fleet.
+        """
         if self._sets.get(key) == tuple(endpoints):
             return
-        self._sets[key] = tuple(endpoints)
+        sets = self._sets | {key: tuple(endpoints)}
         wanted: dict[str, Endpoint] = {}
-        for listed in self._sets.values():
+        for listed in sets.values():
             for endpoint in listed:
                 wanted.setdefault(endpoint.address, endpoint)
-        before, self._listed = self._listed, wanted
+        before = self._listed
         added = [a for a in wanted if a not in before]
         dropped = [a for a in before if a not in wanted]
         for address in dropped:
@@ -70,6 +73,7 @@ class Reconciler:
                 self._fleet.admit(wanted[address])
         for address in wanted.keys() & before.keys():
             self._update(wanted[address], before[address])
+        self._sets, self._listed = sets, wanted
         if added or dropped:
             _log.info("discovery", source=key, workers=len(wanted), added=added, dropped=dropped)
 
