@@ -25,7 +25,7 @@ def first_column(title: str) -> set[str]:
 
 
 def events() -> set[str]:
-    """The first arguments of all calls of a module's logger."""
+    """The first arguments of all calls of a module's logger, or of one that it was given."""
     found = set()
     for file in (ROOT / "router").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -33,7 +33,7 @@ def events() -> set[str]:
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and isinstance(node.func.value, ast.Name)
-                and node.func.value.id == "_log"
+                and node.func.value.id in ("_log", "log")
                 and node.func.attr in LEVELS
                 and isinstance(node.args[0], ast.Constant)
                 and str(node.args[0].value).isidentifier()
