@@ -14,7 +14,8 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from router.cli.connection import Connection, ConnectionFlagsError, add_connection_flags, connection
-from router.units import format_duration, parse_duration
+from router.cli.values import duration
+from router.units import format_duration
 
 SERVING = 0
 BAD_ARGUMENTS = 1
@@ -35,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     for flag, what in (("--connect-timeout", "to connect"), ("--rpc-timeout", "for the answer")):
         parser.add_argument(
             flag,
-            type=parse_duration,
+            type=duration,
             default=1.0,
             metavar="TIME",
             help=f"time {what} (default: 1s)",

@@ -8,7 +8,7 @@ import grpc
 
 from router.cli.call import call
 from router.cli.connection import add_connection_flags, add_token_flag, authorization
-from router.units import parse_duration
+from router.cli.values import duration
 from router.wire import admin
 from router.wire.router_pb2_grpc import RouterAdminStub
 
@@ -23,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("level", nargs="?", choices=_LEVELS, help="log from this level on")
     add_connection_flags(parser)
     add_token_flag(parser)
-    parser.add_argument("--timeout", type=parse_duration, default=10.0, metavar="TIME")
+    parser.add_argument("--timeout", type=duration, default=10.0, metavar="TIME")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -13,8 +13,8 @@ from router.cli.call import CommandError
 from router.cli.chat import ChatTemplate, ChatTemplateError
 from router.cli.connection import add_connection_flags, add_token_flag, authorization
 from router.cli.media import AttachAction, media_ref
+from router.cli.values import duration
 from router.fleet.bundle import BundleError, TokenizerBundle, read_bundle
-from router.units import parse_duration
 from router.wire import common, engine
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 
@@ -41,7 +41,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     add_token_flag(parser)
     parser.add_argument("prompt", metavar="PROMPT", help="what the user says")
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
-    parser.add_argument("--timeout", type=parse_duration, default=60.0, metavar="TIME")
+    parser.add_argument("--timeout", type=duration, default=60.0, metavar="TIME")
 
     media = parser.add_argument_group("media, before the text, in the order given")
     for kind in ("image", "video"):

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from router.units import parse_duration
+from router.cli.values import duration
 
 if TYPE_CHECKING:
     from workers.sim import SimOptions
@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--grace",
-        type=parse_duration,
+        type=duration,
         default=0.0,
         metavar="TIME",
         help="time that open calls get to end when the worker stops (default: 0s)",
@@ -173,7 +173,7 @@ def _add_media(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--media-timeout",
-        type=parse_duration,
+        type=duration,
         metavar="TIME",
         help="time for one fetch (default: 5s)",
     )
@@ -195,9 +195,7 @@ def _add_speed(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="prompt tokens a second, shared by all requests (default: no time at all)",
     )
-    group.add_argument(
-        "--time-per-output-token", type=parse_duration, metavar="TIME", help="default: 0s"
-    )
+    group.add_argument("--time-per-output-token", type=duration, metavar="TIME", help="default: 0s")
     group.add_argument("--tokens-per-chunk", type=int, metavar="N", help="default: 1")
 
 
@@ -212,7 +210,7 @@ def _add_cache(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--heartbeat",
-        type=parse_duration,
+        type=duration,
         metavar="TIME",
         help="time between load records (default: 1s)",
     )
@@ -239,7 +237,7 @@ def _add_pairing(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--transfer-timeout",
-        type=parse_duration,
+        type=duration,
         metavar="TIME",
         help="longest wait for a prefill worker's transfer (default: 30s)",
     )
@@ -264,7 +262,7 @@ def _add_trouble(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--warmup",
-        type=parse_duration,
+        type=duration,
         metavar="TIME",
         help="time of NOT_SERVING after the port opened (default: 0s)",
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from router.units import parse_duration
+from router.cli.values import duration
 
 if TYPE_CHECKING:
     from workers.vllm.options import WorkerOptions
@@ -95,8 +95,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     ):
         parser.add_argument(
             flag,
-            type=parse_duration,
-            default=parse_duration(default),
+            type=duration,
+            default=duration(default),
             metavar="TIME",
             help=f"time {what} (default: {default})",
         )

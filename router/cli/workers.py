@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from router.cli import table
 from router.cli.call import call
 from router.cli.connection import add_connection_flags, add_token_flag, authorization
-from router.units import parse_duration
+from router.cli.values import duration
 from router.wire import admin
 from router.wire.router_pb2_grpc import RouterAdminStub
 
@@ -47,13 +47,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     shared = argparse.ArgumentParser(add_help=False)
     add_connection_flags(shared)
     add_token_flag(shared)
-    shared.add_argument("--timeout", type=parse_duration, default=10.0, metavar="TIME")
+    shared.add_argument("--timeout", type=duration, default=10.0, metavar="TIME")
     shared.add_argument("--json", action="store_true", help="print JSON")
 
     listing = actions.add_parser("list", parents=[shared], help="show all workers")
     listing.add_argument(
         "--watch",
-        type=parse_duration,
+        type=duration,
         nargs="?",
         const=2.0,
         metavar="TIME",

@@ -62,6 +62,25 @@ def test_an_unknown_flag_gets_a_hint_and_no_page_of_help(
     assert told.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["health", "--connect-timeout", "abc"],
+        ["workers", "list", "--timeout", "abc"],
+        ["generate", "--timeout", "abc", "x"],
+        ["explain", "--timeout", "abc", "x"],
+        ["log-level", "--timeout", "abc"],
+        ["sim", "--grace", "abc"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_what_is_no_duration_is_told_how_to_write_one(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command) in (1, 2)
+    assert "not a duration: 'abc' (write 250ms, 5s, 1m30s or 2h)" in capsys.readouterr().err
+
+
 def test_a_command_s_help_exits_with_zero() -> None:
     assert run(["health", "--help"]) == 0
 
@@ -81,7 +100,8 @@ loaded = {name.partition(".")[0] for name in sys.modules}
 heavy = loaded & {"numpy", "cv2", "pydantic", "numba", "aiohttp", "PIL", "tokenizers", "jinja2"}
 commands = {m for m in sys.modules if m.startswith("router.cli.")}
 assert not heavy, heavy
-assert commands == {"router.cli.health", "router.cli.connection"}, commands
+used = {"health", "connection", "values"}
+assert commands == {f"router.cli.{name}" for name in used}, commands
 assert "router.wire" not in sys.modules
 """
     result = subprocess.run(
