@@ -24,6 +24,8 @@ _log = get_logger("request")
 # What a client is told whose request the router has ended.
 CUT = "the router stopped before the request was done"
 _ABORT_TIMEOUT = 2.0
+# What gRPC may add, in milliseconds, when it makes a deadline of a timeout and tells it.
+_ROUNDING_MS = 2
 
 
 @dataclass
@@ -73,8 +75,10 @@ class Attempt:
         await self.tell_abort()
 
     def time_left(self) -> float:
-        """Seconds until the request's deadline, at least a little."""
-        return max(0.001, self.deadline - asyncio.get_running_loop().time())
+        """A timeout in seconds, at least a little, whose end the worker does not see after
+        the request's deadline.
+        """
+        return whole_timeout(self.deadline - asyncio.get_running_loop().time())
 
     async def tell_abort(self) -> None:
         """Asks the worker to end the request, and sees to it that one without output ends.
@@ -104,6 +108,18 @@ class Attempt:
             # The channel was closed under the call: the worker is gone, and the request with it.
             if being_cancelled():
                 raise
+
+
+def whole_timeout(seconds: float) -> float:
+    """The longest timeout, at least 1 ms, that no server is told as more than `seconds`.
+
+    gRPC tells three digits of it, rounded up: 9.991 s would become 10 s, and 599.1 s ten minutes.
+    """
+    ms = int(seconds * 1000) - _ROUNDING_MS
+    if ms < 1000:
+        return max(1, ms) / 1000
+    step: int = 10 ** (len(str(ms)) - 3)
+    return (ms // step * step - _ROUNDING_MS) / 1000
 
 
 @dataclass(frozen=True)
