@@ -62,7 +62,10 @@ def main() -> None:
             GPU.draw(source, draw, table, found)
             if not np.array_equal(expected, found) or FAILURES:
                 sys.exit(f"{name} in {dtype} differs or failed")
-    broken = device.CudaBackend(CPU, smallest=0, on_failure=lambda: FAILURES.append(1))
+    now = [0.0]
+    broken = device.CudaBackend(
+        CPU, smallest=0, on_failure=lambda: FAILURES.append(1), clock=lambda: now[0]
+    )
     draw, table = DRAWS["patches"], tables()["uint8"]
     expected, found = np.zeros(384, np.uint8), np.zeros(384, np.uint8)
     CPU.draw(pixels, draw, table, expected)
@@ -70,13 +73,29 @@ def main() -> None:
     def fails(*_: object) -> None:
         raise RuntimeError("the device fell off the bus")
 
+    def tried(seconds: float) -> int:
+        """How often the device has failed after three draws, so much later."""
+        now[0] += seconds
+        for _ in range(3):
+            found[:] = 0
+            broken.draw(pixels, draw, table, found)
+            if not np.array_equal(expected, found):
+                sys.exit("a failed draw was lost")
+        return len(FAILURES)
+
+    works, device._place = device._place, fails  # type: ignore[assignment]
+    # It rests for 10 s, then for 20.
+    seen = [tried(0), tried(9), tried(2), tried(19), tried(2)]
+    if seen != [1, 1, 2, 2, 3]:
+        sys.exit(f"a dead device was tried at the wrong times: {seen}")
+    device._place = works
+    if tried(41) != 3 or not broken._free:
+        sys.exit("a device that is well again is not used")
     device._place = fails  # type: ignore[assignment]
-    for _ in range(3):
-        broken.draw(pixels, draw, table, found)
-        if not np.array_equal(expected, found):
-            sys.exit("a failed draw was lost")
-    if len(FAILURES) != 1:
-        sys.exit(f"a dead device was tried {len(FAILURES)} times")
+    # And is trusted as before.
+    seen = [tried(0), tried(9), tried(2)]
+    if seen != [4, 4, 5]:
+        sys.exit(f"the rest after a recovery is wrong: {seen}")
     print("equal")
 
 

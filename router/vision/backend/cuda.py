@@ -9,6 +9,7 @@ they must nor fill the device.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ from typing import Any
 import numba.cuda
 import numpy as np
 import numpy.typing as npt
-import structlog
 
+from router.observe.logging import get_logger
 from router.vision.backend import kernels
 from router.vision.backend.cpu import CpuBackend
 from router.vision.geometry import Draw, Tiles, whole
@@ -28,10 +29,14 @@ from router.vision.values import Table
 # numba's stubs lack what its CUDA target and its simulator both have.
 cuda: Any = numba.cuda
 
-_log = structlog.get_logger("vision")
+_log = get_logger("vision")
 _BLOCK = (32, 8)
 # Below this a CPU is done before a device has the picture.
 _SMALLEST_WORTH_IT = 1_000_000
+# Seconds for which a device that failed is left alone, twice as long after each further
+# failure: its memory may be another process's for a while, or it is gone.
+_FIRST_REST, _LONGEST_REST = 10.0, 600.0
+_LONGEST_WHY = 200
 
 
 def device_present() -> bool:
@@ -70,6 +75,7 @@ class _Lane:
 class CudaBackend:
     """Draws on a device; anything that fails there is drawn again by the CPU.
 
+    A device that failed rests, for seconds to minutes, before it is tried again.
     `smallest` is the number of source pixels from which the device is used.
     `on_failure` is called once for each draw that had to fall back.
     """
@@ -83,14 +89,17 @@ class CudaBackend:
         lanes: int = 2,
         smallest: int = _SMALLEST_WORTH_IT,
         on_failure: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cpu = cpu
+        self._clock = clock
         self._smallest = smallest
         self._on_failure = on_failure
         self._free: list[_Lane] = []
         self._turn = threading.Semaphore(lanes)
         self._lock = threading.Lock()
-        self._broken = False
+        self._rest = 0.0
+        self._rests_until = float("-inf")
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         return self._cpu.empty(shape, dtype)
@@ -108,7 +117,8 @@ class CudaBackend:
         self, pixels: npt.NDArray[np.uint8], draw: Draw, table: Table, out: npt.NDArray[Any]
     ) -> None:
         worth_it = draw.crop.width * draw.crop.height >= self._smallest
-        if self._broken or not worth_it or not self._attempt(pixels, draw, table, out):
+        resting = self._clock() < self._rests_until
+        if resting or not worth_it or not self._attempt(pixels, draw, table, out):
             self._cpu.draw(pixels, draw, table, out)
 
     def _attempt(
@@ -118,13 +128,30 @@ class CudaBackend:
         try:
             with self._lane() as lane:
                 _draw(lane, pixels, draw, table, out)
-            return True
         except Exception as error:  # drivers raise their own types, and some raise none of them
             self._on_failure()
-            if not self._broken:
-                self._broken = True
-                _log.error("the CUDA device failed, drawing on the CPU", error=type(error).__name__)
+            self._leave_alone(f"{type(error).__name__}: {error}"[:_LONGEST_WHY])
             return False
+        if self._rest:
+            self._well_again()
+        return True
+
+    def _leave_alone(self, why: str) -> None:
+        with self._lock:
+            if self._clock() < self._rests_until:
+                return  # a draw of the same moment has said so
+            self._rest = min(self._rest * 2 or _FIRST_REST, _LONGEST_REST)
+            self._rests_until = self._clock() + self._rest
+            # Their memory may be what it lacks.
+            self._free.clear()
+        _log.error("cuda_failed", why=why, again_in=self._rest)
+
+    def _well_again(self) -> None:
+        with self._lock:
+            if not self._rest or self._clock() < self._rests_until:
+                return  # a draw that began before the failure
+            self._rest = 0.0
+        _log.info("cuda_again")
 
     @contextmanager
     def _lane(self) -> Iterator[_Lane]:
