@@ -22,6 +22,8 @@ class ActiveRequest:
     _limit: asyncio.Timeout
     # What it ends with, if not with its deadline.
     why: Exception | None = None
+    # How many attempts at workers are made for it now.
+    attempts: int = 0
 
     def abort(self) -> None:
         """Ends the request at once, as its client has asked."""
@@ -57,7 +59,7 @@ class ActiveRequests:
     @asynccontextmanager
     async def running(
         self, request_id: str, deadline: float, late: Callable[[], Fault] | None = None
-    ) -> AsyncIterator[None]:
+    ) -> AsyncIterator[ActiveRequest]:
         """The life of one request, until `deadline` (loop time).
 
         Raises what `late` says when the time is over, `Fault` WORKER_TIMEOUT
@@ -68,7 +70,7 @@ class ActiveRequests:
         self._by_id.setdefault(request_id, []).append(request)
         try:
             async with limit:
-                yield
+                yield request
         except TimeoutError:
             if not limit.expired():
                 raise  # of something within

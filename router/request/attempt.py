@@ -12,7 +12,7 @@ from router.fleet.worker import Lease, Worker
 from router.observe.logging import get_logger
 from router.policy.base import RoutingView
 from router.prefix.learn import References
-from router.request.active import Aborted
+from router.request.active import Aborted, ActiveRequest
 from router.request.admission import draining
 from router.request.constraint import WireConstraint
 from router.request.failure import Media
@@ -127,7 +127,7 @@ class Order:
     """A prepared request on its way. `deadline` is loop time.
 
     `media` is what its worker has to read, `references` are media whose names
-    at the worker may be learned.
+    at the worker may be learned. `active` is the client's request.
     """
 
     request_id: str
@@ -137,6 +137,7 @@ class Order:
     media: Media = Media.NONE
     method: str = "Generate"
     references: References | None = None
+    active: ActiveRequest | None = None
 
     def grown_by(self, tokens: int) -> Order:
         """The same order for a prompt that is longer by so many tokens."""

@@ -218,6 +218,8 @@ class Dispatcher:
         """
         worker = attempt.worker
         self.running.add(order.request_id, attempt)
+        if order.active is not None:
+            order.active.attempts += 1
         result, outcome = CallResult.NEUTRAL, "cancelled"
         watch: Watch | None = None
         try:
@@ -252,6 +254,8 @@ class Dispatcher:
         finally:
             attempt.lease.release(result)
             self.running.remove(order.request_id, attempt)
+            if order.active is not None:
+                order.active.attempts -= 1
             attempt.call = None
             attempt.over.set()
             if watch is not None:

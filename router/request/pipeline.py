@@ -15,7 +15,7 @@ from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.policy.base import RoutingView
 from router.request import migrate, relay
-from router.request.active import Aborted, ActiveRequests, too_late
+from router.request.active import Aborted, ActiveRequest, ActiveRequests, too_late
 from router.request.admission import Admission
 from router.request.attempt import Attempt, Order
 from router.request.constraint import WireConstraint
@@ -102,10 +102,10 @@ class Pipeline:
         merge = self._settings.merge_chunks and not request.router.one_chunk_a_message
         active = self.active.running(record.request_id, deadline, lambda: _late(record))
         try:
-            async with active, self.admission.place():
+            async with active as owner, self.admission.place():
                 with self._intake.ticket() as ticket:
                     ready = await self._prepared(request, model, deadline, record, ticket)
-                    await self._serve(ready, choices, merge, deadline, write, record)
+                    await self._serve(ready, choices, merge, deadline, write, record, owner)
         except SomeItemFault as fault:
             if references != 1:
                 raise
@@ -125,6 +125,7 @@ class Pipeline:
         deadline: float,
         write: Write,
         record: Record,
+        active: ActiveRequest,
     ) -> Awaitable[None]:
         # Here and below plain functions hand awaitables on: each coroutine between the
         # client's task and the stream would be passed through twice a message.
@@ -135,6 +136,7 @@ class Pipeline:
             deadline=deadline,
             media=_media(ready.constraint.schemes),
             references=ready.references,
+            active=active,
         )
 
         def stream(attempt: Attempt, wire: bytes, media: Media) -> Awaitable[None]:
@@ -207,7 +209,9 @@ class Pipeline:
             answer = await unary(call, limits=self.dispatcher.limits, progress=attempt.progress)
             attempt.lease.first_output()
 
-        async with self.active.running(record.request_id, deadline), self.admission.place():
+        running = self.active.running(record.request_id, deadline)
+        async with running as active, self.admission.place():
+            order = replace(order, active=active)
             once = self.dispatcher.single(exchange, record.journey)
             await self.dispatcher.run(order, once, record.journey)
         return answer
@@ -300,13 +304,13 @@ class Pipeline:
         )
 
     async def abort(self, request_id: str) -> None:
-        """Ends the requests under a client's id: at the worker that has them, or here."""
-        attempts = self.dispatcher.running.of(request_id)
-        if attempts:
-            await asyncio.gather(*(attempt.tell_abort() for attempt in attempts))
-        else:
-            for request in self.active.of(request_id):
+        """Ends the requests under a client's id: each at the worker that has it, or here."""
+        for request in self.active.of(request_id):
+            # First these: a place that becomes free would let one of them begin.
+            if not request.attempts:
                 request.abort()
+        attempts = self.dispatcher.running.of(request_id)
+        await asyncio.gather(*(attempt.tell_abort() for attempt in attempts))
 
     def _admit(self, request: engine.GenerateRequest, decided: Decided, deadline: float) -> Admit:
         async def admit(outline: Prepared) -> None:

@@ -171,6 +171,19 @@ async def test_an_aborted_request_whose_worker_fails_is_not_tried_elsewhere() ->
         assert served.outcomes() == {("ok", ""): 1}
 
 
+async def test_an_abort_ends_every_request_under_its_id_wherever_it_is() -> None:
+    async with serving(SimOptions(), max_concurrent=1) as served:
+        worker = served.workers[0]
+        first = asyncio.create_task(served.generate(streamed("[[sim: hang]]", "a")))
+        await eventually(lambda: worker.stats.live == 1)
+        second = asyncio.create_task(served.generate(streamed("x", "a")))
+        await eventually(lambda: served.app.admission.waiting == 1)
+        await aborted(served)
+        assert ends(await first) == ends(await second) == ["abort"]
+        assert worker.stats.calls["Generate"] == 1
+        await served.at_rest()
+
+
 async def test_an_embedding_that_is_aborted_before_a_worker_has_it_says_so() -> None:
     async with serving(SimOptions(), max_concurrent=1) as served:
         first = served.stub.Generate(streamed("[[sim: hang]]"), timeout=60)
