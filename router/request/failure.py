@@ -25,8 +25,6 @@ _CLIENT_FAULTS = frozenset(
         Code.FAILED_PRECONDITION,
         Code.NOT_FOUND,
         Code.ALREADY_EXISTS,
-        Code.PERMISSION_DENIED,
-        Code.UNAUTHENTICATED,
         Code.UNIMPLEMENTED,
     }
 )
@@ -161,6 +159,14 @@ def _of_call(
                     "the worker gave up before the request's time was over",
                     metadata={"limit": "worker"},
                 ),
+                CallResult.FAILURE,
+                Again.YES,
+                pushback,
+            )
+        case Code.UNAUTHENTICATED | Code.PERMISSION_DENIED:
+            # The router's own credentials, or a mesh between the two: no client can mend it.
+            return Failure(
+                Fault(Reason.WORKER_UNAVAILABLE, "the worker does not let the router in"),
                 CallResult.FAILURE,
                 Again.YES,
                 pushback,

@@ -15,6 +15,8 @@ from router.wire import common, engine
 
 # Reading each item takes a while, and no worker is known to take nearly as many.
 _MOST_ITEMS = 4096
+# Choices of one request; what vLLM itself takes, unless it is told otherwise.
+_MOST_CHOICES = 16384
 
 MODALITIES = {common.IMAGE: "image", common.VIDEO: "video", common.AUDIO: "audio"}
 
@@ -136,6 +138,11 @@ def _check_input(request: engine.GenerateRequest) -> None:
         raise Fault(Reason.INVALID_REQUEST, "text is empty")
     if kind == "tokenized" and not request.tokenized.input_ids:
         raise Fault(Reason.INVALID_REQUEST, "tokenized.input_ids is empty")
+    if request.sampling_params.n > _MOST_CHOICES:
+        raise Fault(
+            Reason.INVALID_REQUEST,
+            f"sampling_params.n is {request.sampling_params.n}; at most {_MOST_CHOICES} are served",
+        )
 
 
 def _refuse_transfer_params(request: engine.GenerateRequest) -> None:

@@ -18,8 +18,6 @@ CLIENT_FAULTS = [
     Code.FAILED_PRECONDITION,
     Code.NOT_FOUND,
     Code.ALREADY_EXISTS,
-    Code.PERMISSION_DENIED,
-    Code.UNAUTHENTICATED,
     Code.UNIMPLEMENTED,
 ]
 
@@ -50,6 +48,8 @@ def ended(code: Code, details: str = "because", **trailers: str) -> grpc.aio.Aio
         (Code.DATA_LOSS, "x", "WORKER_INTERNAL", FAILURE, Again.ONCE),
         (Code.CANCELLED, "x", "WORKER_UNAVAILABLE", FAILURE, Again.YES),
         (Code.ABORTED, "x", "WORKER_UNAVAILABLE", FAILURE, Again.YES),
+        (Code.UNAUTHENTICATED, "no token", "WORKER_UNAVAILABLE", FAILURE, Again.YES),
+        (Code.PERMISSION_DENIED, "RBAC: denied", "WORKER_UNAVAILABLE", FAILURE, Again.YES),
         (Code.DEADLINE_EXCEEDED, "x", "WORKER_TIMEOUT", NEUTRAL, Again.NO),
     ],
 )

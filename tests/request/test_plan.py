@@ -54,6 +54,16 @@ def test_empty_hints_do_not_keep_an_item_from_a_worker() -> None:
     assert plan(made).blocked is None
 
 
+def test_far_too_many_choices_are_refused() -> None:
+    made = request()
+    made.sampling_params.n = 16384
+    assert plan(made).items == ()
+    made.sampling_params.n = 4_000_000_000
+    with pytest.raises(Fault, match="n is 4000000000; at most 16384") as refused:
+        plan(made)
+    assert refused.value.reason is Reason.INVALID_REQUEST
+
+
 def test_far_too_many_items_are_refused_before_any_is_read() -> None:
     made = request("no URL at all")
     made.media_refs.items.extend([made.media_refs.items[0]] * 4096)
