@@ -389,3 +389,37 @@ def test_a_table_of_the_file_says_what_one_model_has_its_own(file: Any) -> None:
 def test_a_mistake_in_a_models_table_is_named(file: Any, table: str, named: str) -> None:
     with pytest.raises(ConfigError, match=f"^{named}: "):
         load({}, file(f'[models."A/b"]\n{table}\n'))
+
+
+def test_what_no_model_has_its_own_is_an_unknown_key(file: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^models\.small\.listen: unknown key$"):
+        load({}, file('[models.small]\nlisten = "127.0.0.1:1"\n'))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["example.org", ".example.org", "Media.Example.org.", "localhost", "10.0.0.1", "fd00::1"],
+)
+def test_a_domain_that_media_may_come_from(name: str) -> None:
+    assert load({"media_allowed_domains": f"cdn.example,{name}"}).media_allowed_domains[1] == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "https://example.org",
+        "example.org/media",
+        "example.org:8443",
+        "*.example.org",
+        "b\u00fc.org",
+    ],
+)
+def test_what_is_the_domain_of_no_host_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"^media_allowed_domains: not a domain: "):
+        load({"media_allowed_domains": name})
+
+
+@pytest.mark.parametrize("color", ["red", "#fff", "#12345g", "white\n"])
+def test_what_is_no_background_is_told_how_one_is_written(color: str) -> None:
+    with pytest.raises(ConfigError, match=r"^media_background: not a background: .*#RRGGBB"):
+        load({"media_background": color})

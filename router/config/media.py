@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import AliasChoices, BaseModel, Field
 
-from router.config.values import Duration, Names, Size
+from router.config.values import Background, Domains, Duration, Size
 
 
 class Media(BaseModel):
@@ -15,7 +15,7 @@ class Media(BaseModel):
     media_allow_private_hosts: bool = Field(
         False, description="fetch media from loopback, private and link-local addresses too"
     )
-    media_allowed_domains: Names = Field(
+    media_allowed_domains: Domains = Field(
         (), description="fetch media from these domains and their subdomains only"
     )
     media_local_root: str = Field("", description="serve file: URLs below this folder")
@@ -39,9 +39,8 @@ class Media(BaseModel):
     media_max_pixels: int = Field(
         178_956_970, gt=0, description="most pixels of one picture, by its header"
     )
-    media_background: str = Field(
+    media_background: Background = Field(
         "white",
-        pattern=r"^(white|#[0-9A-Fa-f]{6})$",
         description="what transparent pictures are blended on: white or #RRGGBB; white is the "
         "workers' own unless they are started with another rgba_background_color",
     )

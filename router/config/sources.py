@@ -96,4 +96,6 @@ def _problem(error: Any) -> str:
     # Names of models are as they are.
     name = ".".join([first.removeprefix("MMROUTER_").lower(), *rest])
     message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        message = "unknown key"
     return f"{name}: {message}" if name else message

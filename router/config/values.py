@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from ipaddress import ip_address
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -10,11 +12,35 @@ from pydantic_settings import NoDecode
 
 from router.units import parse_duration, parse_size
 
+# One that begins or ends with a dot is known too.
+_DOMAIN = re.compile(r"\.?[\w-]+(\.[\w-]+)*\.?", re.ASCII)
+
 
 def _split(value: object) -> object:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return value
+
+
+def _domains(names: tuple[str, ...]) -> tuple[str, ...]:
+    # With a scheme, a port or a star it would be the domain of no host, and refuse all media.
+    for name in names:
+        if not _DOMAIN.fullmatch(name) and not _is_address(name):
+            raise ValueError(f"not a domain: {name!r} (write example.org, in ASCII)")
+    return names
+
+
+def _is_address(text: str) -> bool:
+    try:
+        return bool(ip_address(text))
+    except ValueError:
+        return False
+
+
+def _background(text: str) -> str:
+    if not re.fullmatch("white|#[0-9A-Fa-f]{6}", text):
+        raise ValueError(f"not a background: {text!r} (write white or #RRGGBB)")
+    return text
 
 
 def _listener(text: str) -> str:
@@ -40,6 +66,8 @@ def _collector(text: str) -> str:
 Duration = Annotated[float, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Domains = Annotated[Names, AfterValidator(_domains)]
+Background = Annotated[str, AfterValidator(_background)]
 # Empty where nothing is to listen.
 Listener = Annotated[str, AfterValidator(_listener)]
 # Empty where traces go nowhere.
