@@ -47,20 +47,19 @@ def add_connection_flags(parser: argparse.ArgumentParser) -> None:
     tls.add_argument("--tls-server-name", metavar="NAME", help="expected name in the certificate")
 
 
-def add_token_flag(parser: argparse.ArgumentParser) -> None:
+def add_token_flag(
+    parser: argparse.ArgumentParser,
+    flag: str = "--token-file",
+    dest: str = "token",
+    text: str = "send the bearer token in this file",
+) -> None:
     """Adds --token-file, for commands whose calls a server may demand a token for."""
-    parser.add_argument(
-        "--token-file",
-        dest="token",
-        type=_token,
-        metavar="FILE",
-        help="send the bearer token in this file",
-    )
+    parser.add_argument(flag, dest=dest, type=_token, metavar="FILE", help=text)
 
 
-def authorization(args: argparse.Namespace) -> tuple[tuple[str, str], ...]:
-    """The metadata that carry the token of --token-file; none without one."""
-    return (("authorization", f"Bearer {args.token}"),) if args.token else ()
+def authorization(token: str | None) -> tuple[tuple[str, str], ...]:
+    """The metadata that carry a token; none without one."""
+    return (("authorization", f"Bearer {token}"),) if token else ()
 
 
 def connection(args: argparse.Namespace, address: str | None = None) -> Connection:

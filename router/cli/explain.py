@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 from google.protobuf.json_format import MessageToDict
 
 from router.cli import table
 from router.cli.call import call
-from router.cli.connection import authorization, connection
+from router.cli.connection import add_token_flag, authorization, connection
 from router.cli.prompt import add_prompt_arguments, generate_request, served_model
 from router.wire import admin
 from router.wire.router_pb2_grpc import RouterAdminStub
@@ -33,6 +34,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="HOST:PORT",
         help="where RouterAdmin listens, when not at --addr",
     )
+    add_token_flag(
+        parser,
+        "--admin-token-file",
+        "admin_token",
+        "send RouterAdmin the bearer token in this file, when it is not that of --token-file",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -40,10 +47,16 @@ def run(args: argparse.Namespace) -> int:
     async def explain(channel: grpc.aio.Channel) -> int:
         model = await served_model(channel, args)
         request = admin.ExplainRequest(request=generate_request(args, model))
-        async with connection(args, args.admin_addr or args.addr).open() as admin_channel:
+        admin_server = connection(args, args.admin_addr or args.addr)
+        if args.admin_addr and args.admin_addr.startswith("unix:"):
+            # Never with TLS there, whatever the other listener has.
+            admin_server = replace(admin_server, credentials=None)
+        async with admin_server.open() as admin_channel:
             stub = RouterAdminStub(admin_channel)
             explained = await stub.Explain(
-                request, timeout=args.timeout, metadata=authorization(args)
+                request,
+                timeout=args.timeout,
+                metadata=authorization(args.admin_token or args.token),
             )
         if args.json:
             print(json.dumps(MessageToDict(explained, preserving_proto_field_name=True), indent=2))

@@ -129,7 +129,7 @@ async def _receive(
     """Reads the whole answer; with `live`, prints text as soon as it is whole characters."""
     answer = Answer(model.tokenizer)
     responses = VllmEngineStub(channel).Generate(
-        request, timeout=args.timeout, metadata=authorization(args)
+        request, timeout=args.timeout, metadata=authorization(args.token)
     )
     try:
         async for response in responses:

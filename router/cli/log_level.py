@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         answer = await RouterAdminStub(channel).SetLogLevel(
             admin.SetLogLevelRequest(level=wanted),
             timeout=args.timeout,
-            metadata=authorization(args),
+            metadata=authorization(args.token),
         )
         level, before = (_word(value) for value in (answer.level, answer.before))
         print(level if level == before else f"{level} (was {before})")

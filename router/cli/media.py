@@ -68,6 +68,8 @@ def media_ref(
     if attachment.source.startswith(_URL_SCHEMES):
         ref.url = attachment.source
         return ref
+    if not attachment.source:
+        raise CommandError(f"--{attachment.kind} names no file and no URL")
     try:
         content = Path(attachment.source).read_bytes()
     except OSError as error:

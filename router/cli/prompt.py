@@ -83,7 +83,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
 async def served_model(channel: grpc.aio.Channel, args: argparse.Namespace) -> ServedModel:
     """Asks the server for its model's name and files. Raises CommandError and AioRpcError."""
     stub = VllmEngineStub(channel)
-    metadata = authorization(args)
+    metadata = authorization(args.token)
     if args.model:  # the two requests have no field for it
         metadata += (("x-model", args.model),)
     info = await stub.GetModelInfo(

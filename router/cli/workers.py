@@ -98,7 +98,7 @@ def _text(workers: Sequence[admin.Worker], args: argparse.Namespace) -> str:
 
 async def _workers(stub: RouterAdminStub, args: argparse.Namespace) -> list[admin.Worker]:
     """The workers that the action shows: all of them, or the one it changed."""
-    common = {"timeout": args.timeout, "metadata": authorization(args)}
+    common = {"timeout": args.timeout, "metadata": authorization(args.token)}
     match args.action:
         case "list":
             return list((await stub.ListWorkers(admin.ListWorkersRequest(), **common)).workers)

@@ -114,15 +114,22 @@ def _header(context: grpc.ServicerContext, key: str) -> str | bytes:
 
 
 @contextmanager
-def serving(*servicers: Engine | Admin) -> Iterator[str]:
-    """Serves the servicers on a free port of this machine; yields the address."""
+def serving(
+    *servicers: Engine | Admin,
+    listen: str = "127.0.0.1:0",
+    credentials: grpc.ServerCredentials | None = None,
+) -> Iterator[str]:
+    """Serves the servicers, by default on a free port of this machine; yields the address."""
     server = grpc.server(ThreadPoolExecutor(2))
     for servicer in servicers:
         if isinstance(servicer, Engine):
             add_VllmEngineServicer_to_server(servicer, server)
         else:
             add_RouterAdminServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials:
+        port = server.add_secure_port(listen, credentials)
+    else:
+        port = server.add_insecure_port(listen)
     server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -1,10 +1,13 @@
 import json
+from pathlib import Path
 
+import grpc
 import pytest
 
 from router.cli import run
 from router.wire import admin
 from tests.cli.servers import Admin, Engine, serving
+from tests.e2e.certificates import Authority
 
 EXPLAINED = admin.ExplainResponse(
     model="m",
@@ -49,6 +52,20 @@ def test_the_admin_service_may_listen_elsewhere(capsys: pytest.CaptureFixture[st
     assert code == 0
     assert len(desk.requests) == 1
     assert json.loads(capsys.readouterr().out)["reason"] == "auto_mixed"
+
+
+def test_tls_of_the_listener_is_none_of_the_admin_socket(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("router")
+    credentials = grpc.ssl_server_credentials([(key.read_bytes(), certificate.read_bytes())])
+    desk, socket = Admin(EXPLAINED), f"unix:{tmp_path}/admin"
+    with (
+        serving(Engine(), credentials=credentials) as address,
+        serving(desk, listen=socket),
+    ):
+        tls = ["--tls", "--tls-ca", str(authority.ca), "--admin-addr", socket]
+        assert run(["explain", "--addr", address, *tls, "hi"]) == 0
+    assert len(desk.requests) == 1
 
 
 def test_a_router_without_the_admin_service_is_said(capsys: pytest.CaptureFixture[str]) -> None:

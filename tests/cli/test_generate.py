@@ -158,6 +158,11 @@ def test_a_missing_file_is_said_and_nothing_is_sent(capsys: pytest.CaptureFixtur
     assert server.requests == []
 
 
+def test_an_empty_name_of_a_picture_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(Engine(), "--image", "", "hello") == 1
+    assert capsys.readouterr().err == "error: --image names no file and no URL\n"
+
+
 def test_a_number_out_of_range_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask(Engine(), "--max-tokens", "-1", "hello") == 1
     assert capsys.readouterr().err.startswith("error: ")

@@ -25,6 +25,17 @@ def test_every_call_carries_the_token(token: str) -> None:
     assert desk.authorization == ["Bearer s3cret"] * 2
 
 
+def test_explain_takes_a_token_of_its_own_for_the_admin_service(token: str, tmp_path: Path) -> None:
+    other = tmp_path / "admin"
+    other.write_text("0ther")
+    engine, desk = Engine(), Admin(admin.ExplainResponse())
+    with serving(engine, desk) as address:
+        tokens = ["--token-file", token, "--admin-token-file", str(other)]
+        assert run(["explain", "--addr", address, *tokens, "hi"]) == 0
+    assert set(engine.authorization) == {"Bearer s3cret"}
+    assert desk.authorization == ["Bearer 0ther"]
+
+
 def test_without_the_flag_nothing_is_sent() -> None:
     engine = Engine([complete(b"ok")])
     with serving(engine) as address:
