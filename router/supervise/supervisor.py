@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 
@@ -89,8 +89,7 @@ class Supervisor:
             if await self._any(up[0].wait(), *keepers):
                 for number in range(1, count):
                     keep(number)
-                everyone = asyncio.gather(*(event.wait() for event in up))
-                if await self._any(everyone, *keepers) and not self._stop.is_set():
+                if await self._any(_all_set(up), *keepers) and not self._stop.is_set():
                     _log.info("supervising", grpc=settings.listen, http=http, processes=count)
                     print(f"listening on {settings.listen}", flush=True)
             # Each keeps on until it is told to stop; one that fails says so by ending.
@@ -177,6 +176,12 @@ class Supervisor:
                 await self._stop.wait()
         except TimeoutError:
             pass
+
+
+async def _all_set(events: Sequence[asyncio.Event]) -> None:
+    # A gather that is cancelled keeps an exception that nobody reads, and that is logged.
+    for event in events:
+        await event.wait()
 
 
 async def serve(settings: Settings) -> None:

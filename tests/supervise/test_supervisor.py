@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 
 import pytest
@@ -89,3 +90,40 @@ async def test_one_that_never_came_up_is_not_tried_again(places: list[Place]) ->
     with pytest.raises(CannotServe, match="process 1 did not start: SIGSEGV"):
         await supervisor._keep(Place(1, 2, "/nowhere"), supervisor._settings, asyncio.Event())
     assert len(places) == 1
+
+
+async def test_a_stop_before_all_are_up_leaves_no_error_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    supervisor = Supervisor(config.load({"processes": 2}))
+
+    class Starting(ShortLived):
+        """One that lives until it is told to end; the second does not come up before."""
+
+        def __init__(self, place: Place) -> None:
+            super().__init__(place, well=place.number == 0)
+            self._told = asyncio.Event()
+
+        async def up(self) -> bool:
+            if not self._well:
+                supervisor.stop()
+                await self._told.wait()
+            return self._well
+
+        async def ended(self) -> int:
+            await self._told.wait()
+            return 0
+
+        def send(self, number: signal.Signals) -> None:
+            self._told.set()
+
+    async def start(place: Place, settings: config.Settings) -> Starting:
+        return Starting(place)
+
+    monkeypatch.setattr(module.Child, "start", start)
+    errors: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: errors.append(context["message"]))
+    await supervisor._keep_all("/nowhere", supervisor._settings, "")
+    gc.collect()
+    assert errors == []
