@@ -9,7 +9,7 @@ import numpy as np
 from router.faults import Fault, Reason
 from router.request.plan import MediaItem
 from router.vision.ids import among
-from router.vision.plan import ModelSpec
+from router.vision.plan import ModelSpec, anchors_amiss
 
 
 def check_anchors(spec: ModelSpec, input_ids: Sequence[int], items: Sequence[MediaItem]) -> None:
@@ -28,8 +28,7 @@ def check_anchors(spec: ModelSpec, input_ids: Sequence[int], items: Sequence[Med
         return
     raise Fault(
         Reason.ANCHOR_MISMATCH,
-        f"input_ids hold {len(positions)} media anchors for {len(items)} media items, "
-        "or in another order of modalities",
+        anchors_amiss(len(positions), len(items)),
         metadata={"found": str(len(positions)), "items": str(len(items))},
     )
 

@@ -140,6 +140,13 @@ class TensorNames:
     floats: tuple[str, ...] = ()
 
 
+def anchors_amiss(found: int, items: int) -> str:
+    """What is told of a prompt whose anchors are not those of its media items."""
+    if found != items:
+        return f"input_ids hold {found} media anchors for {items} media items"
+    return "the media anchors in input_ids are in another order of modalities than the media items"
+
+
 class ModelSpec(ABC):
     """A family of models with the settings of one checkpoint.
 
@@ -322,8 +329,7 @@ class ModelSpec(ABC):
             metadata[f"items_{modality}"] = str(sum(p.modality == modality for p in plans))
         raise Fault(
             Reason.ANCHOR_MISMATCH,
-            f"input_ids hold {len(positions)} media anchors for {len(plans)} media items, "
-            "or in another order of modalities",
+            anchors_amiss(len(positions), len(plans)),
             metadata=metadata,
         )
 

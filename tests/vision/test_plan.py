@@ -115,6 +115,7 @@ def test_anchors_that_do_not_match_the_items_are_counted(anchors: int) -> None:
     with pytest.raises(Fault) as caught:
         spec.expand([1] + [spec.anchor_ids["image"]] * anchors, plans)
     assert caught.value.reason is Reason.ANCHOR_MISMATCH
+    assert str(caught.value) == f"input_ids hold {anchors} media anchors for 2 media items"
     assert caught.value.metadata["found"] == str(anchors)
     assert caught.value.metadata["items"] == "2"
     assert caught.value.metadata["found_image"] == str(anchors)

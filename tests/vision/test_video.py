@@ -154,6 +154,7 @@ def test_anchors_of_the_wrong_modality_are_a_mismatch() -> None:
     with pytest.raises(Fault) as caught:
         made.expand([video, image], plans)
     assert caught.value.reason is Reason.ANCHOR_MISMATCH
+    assert "in another order of modalities" in str(caught.value)
 
 
 def test_an_unknown_rate_counts_as_24_frames_a_second() -> None:
