@@ -28,7 +28,7 @@ from router.request.prepared import Prepared
 from router.request.ready import Ready
 from router.request.record import Record
 from router.request.relay import Write
-from router.request.resolve import Mode, Resolution
+from router.request.resolve import Mode, Resolution, Why
 from router.request.worker_media import SomeItemFault
 from router.wire import engine
 
@@ -36,6 +36,8 @@ _log = get_logger("request")
 
 # Schemes behind which there is a host that may fail by itself.
 _HOSTED = frozenset({"http", "https"})
+# Reasons of a mode that say nothing of how the model's other requests fare.
+_OF_ONE_REQUEST = frozenset({Why.OVERRIDE, Why.PLAN_NOT_FORWARDABLE})
 _ANY_ROLE = frozenset({Role.BOTH, Role.PREFILL, Role.DECODE})
 
 
@@ -78,6 +80,8 @@ class Pipeline:
         self._settings = settings
         # The last one of each model and mixture of modalities.
         self.resolutions: dict[tuple[str, frozenset[str]], Resolution] = {}
+        # The same without those that were a single request's own doing.
+        self._told: dict[tuple[str, frozenset[str]], Resolution] = {}
 
     async def generate(
         self,
@@ -351,8 +355,9 @@ class Pipeline:
         ).inc()
         # One line a change, kept apart for each mixture of modalities.
         key = decided.model, decided.plan.modalities
-        if self.resolutions.get(key) != resolution:
-            self.resolutions[key] = resolution
+        self.resolutions[key] = resolution
+        if resolution.why not in _OF_ONE_REQUEST and self._told.get(key) != resolution:
+            self._told[key] = resolution
             _log.info(
                 "mm_processing",
                 model=decided.model,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from itertools import permutations
+from unittest.mock import Mock
 
 import grpc
 import pytest
 
+from router.request import pipeline
 from router.wire import admin, common, engine
 from tests.serving import (
     MODEL,
@@ -322,6 +324,24 @@ async def test_a_request_may_choose_its_mode_where_that_is_allowed(asked: str) -
             assert ("--allow-mm-override" in ignored) is not allowed
             counted = {"model": MODEL, "mode": expected[0], "reason": expected[1]}
             assert served.metric("router_mm_processing_total", **counted) == 1
+
+
+async def test_what_one_request_asks_for_is_no_change_of_where_media_become_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Mock()
+    monkeypatch.setattr(pipeline, "_log", log)
+    async with serving(SimOptions(), allow_mm_override=True) as served:
+        for asked in (engine.AUTO, engine.ROUTER, engine.AUTO):
+            request = seeing(PICTURE, data_url("solid_61x43.bmp"))
+            request.router.mm_processing = asked
+            await served.generate(request)
+        hinted = seeing(PICTURE, data_url("solid_61x43.bmp"))
+        hinted.media_refs.items[0].hints.max_long_side_pixels = 40
+        assert (await served.route(hinted))["reason"] == "plan_not_forwardable"
+        await served.generate(seeing(PICTURE, data_url("solid_61x43.bmp")))
+    told = [c.kwargs["reason"] for c in log.info.call_args_list if c.args == ("mm_processing",)]
+    assert told == ["auto_uniform"]
 
 
 async def test_pixels_are_made_as_each_kind_of_worker_wants_them() -> None:
