@@ -21,7 +21,7 @@ from router.kernels import compile_apart
 from router.media.gauges import media_gauges
 from router.media.intake import MediaIntake
 from router.observe.lag import watch_loop_lag
-from router.observe.logging import get_logger
+from router.observe.logging import announce, get_logger, lost_gauge
 from router.observe.metrics import Metrics
 from router.prefix.gauges import prefix_gauges
 from router.prefix.warm import compile_ahead
@@ -184,6 +184,7 @@ class App:
                 ),
                 *request_gauges(self.admission, budget),
                 backend_gauge(self._backend),
+                lost_gauge(),
             ]
         )
 
@@ -359,7 +360,7 @@ class App:
             client_pings_at_least=format_duration(settings.keepalive_min_client_interval),
             worker_pings_every=format_duration(settings.keepalive_worker_interval),
         )
-        print(f"listening on {self.listen}", flush=True)
+        announce(self.listen)
 
 
 async def _first_of(*events: asyncio.Event) -> None:

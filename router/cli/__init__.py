@@ -41,6 +41,7 @@ COMMANDS = {
 
 def run(argv: Sequence[str]) -> int:
     """Runs the subcommand that `argv` names; returns the process's exit code."""
+    _open_standard_streams()
     if argv and argv[0] in COMMANDS:
         return _run_command(COMMANDS[argv[0]], argv)
     if argv and not argv[0].startswith("-"):
@@ -77,6 +78,21 @@ def _run_command(command: Command, argv: Sequence[str]) -> int:
         # The reader left, as `head` does; what is buffered has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _open_standard_streams() -> None:
+    """Opens those that were closed when we were started, on nothing.
+
+    The first file or connection would take such a number, and get what is said to it.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It takes the lowest number that is free, and our own processes need it too.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def _unknown(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:

@@ -26,9 +26,9 @@ def main() -> int:
     if not line:
         return 0  # it died before it had told us anything
     place, settings = heard(line)
-    logging.configure(settings.log_format, settings.log_level)
-    logging.bind_process(place.number)
     heap.keep_freed_memory()
+    logging.configure_server(settings.log_format, settings.log_level)
+    logging.bind_process(place.number)
     return uvloop.run(_serve(settings, place, supervisor.fileno()))
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 
-from router.observe.logging import get_logger
+from router.observe.logging import drain, get_logger
 
 _log = get_logger("app")
 
@@ -28,8 +27,7 @@ def leave_soon(code: int, patience: float = _PATIENCE) -> None:
         names = {t.name for t in threading.enumerate() if not t.daemon} - {"MainThread"}
         if names:  # else Python itself takes its time
             _log.warning("exit_held_up", threads=sorted(names))
-        sys.stderr.flush()
-        sys.stdout.flush()
+        drain()
         os._exit(code)
 
     threading.Thread(target=leave, name="leave", daemon=True).start()

@@ -46,16 +46,18 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     from router.observe import logging
 
-    logging.configure(settings.log_format, settings.log_level)
+    alone = settings.processes == 1
+    if alone:
+        heap.keep_freed_memory()
+    logging.configure_server(settings.log_format, settings.log_level)
     _log = logging.get_logger("app")
     for name, nearest in config.unknown_variables(os.environ):
         # No error: what a cluster tells its pods may have our prefix by chance.
         _log.warning("unknown_variable", name=name, nearest=nearest or None)
-    if settings.processes > 1:
+    if not alone:
         return asyncio.run(_supervise(settings))
     import uvloop
 
-    heap.keep_freed_memory()
     return uvloop.run(_serve(settings))
 
 

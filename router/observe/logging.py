@@ -6,15 +6,20 @@ cut, URLs lose all but scheme and host, and a line of JSON stays below 2 KB.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import os
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor
+
+from router.observe.lines import Lines
+from router.observe.snapshot import Source, one
 
 _LEVELS = logging.getLevelNamesMapping()
 _MAX_VALUE = 512
@@ -65,8 +70,49 @@ class _Logger(structlog.BoundLoggerBase):
         return None
 
 
-def configure(form: Literal["json", "console"], least: str) -> None:
-    """Sets up structlog and the standard library's loggers alike, on stderr."""
+class _Output:
+    """Where lines go in a process that serves."""
+
+    lines: Lines | None = None
+
+
+def configure_server(form: Literal["json", "console"], least: str) -> None:
+    """As `configure`, for a process that has to serve whatever becomes of its log."""
+    lines = _Output.lines = Lines()
+    atexit.register(lines.drain)
+    configure(form, least, lines)
+
+
+def drain() -> None:
+    """Waits, a second at most, until the lines of a process that serves are written."""
+    if _Output.lines is not None:
+        _Output.lines.drain()
+
+
+def announce(address: str) -> None:
+    """Prints where the process listens, for whoever started it; it serves if nobody takes that."""
+    try:
+        # Nothing may stay in a buffer that cannot be written when the process ends.
+        os.write(1, f"listening on {address}\n".encode())
+    except OSError as error:
+        _log.warning("not_announced", why=error.strerror)
+
+
+def lost_gauge() -> Source:
+    """How many lines could not be written."""
+    return Source(
+        "router_log_lines_lost",
+        "Lines of the log that standard error did not take.",
+        one(lambda: 0 if _Output.lines is None else _Output.lines.lost),
+        counter=True,
+    )
+
+
+def configure(
+    form: Literal["json", "console"], least: str, output: TextIO | Lines | None = None
+) -> None:
+    """Sets up structlog and the standard library's loggers alike, on `output` or stderr."""
+    stream: Any = output or sys.stderr
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -80,15 +126,15 @@ def configure(form: Literal["json", "console"], least: str) -> None:
         last: Processor = short_json
     else:
         last = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
     structlog.configure(
         processors=[*shared, last],
         wrapper_class=_Logger,
-        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -218,6 +264,8 @@ def _shortened(value: Any, limit: int, *, tail: bool) -> Any:
 def _nbytes(line: str) -> int:
     return len(line.encode(errors="backslashreplace"))
 
+
+_log = get_logger("app")
 
 # Made once: `json.dumps` makes one for each line.
 _json = json.JSONEncoder(ensure_ascii=False, default=str).encode

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 
 from router.config import Settings
-from router.observe.logging import get_logger
+from router.observe.logging import announce, get_logger
 from router.supervise.child import Child
 from router.supervise.face import Face
 from router.supervise.place import Place
@@ -91,7 +91,7 @@ class Supervisor:
                     keep(number)
                 if await self._any(_all_set(up), *keepers) and not self._stop.is_set():
                     _log.info("supervising", grpc=settings.listen, http=http, processes=count)
-                    print(f"listening on {settings.listen}", flush=True)
+                    announce(settings.listen)
             # Each keeps on until it is told to stop; one that fails says so by ending.
             await asyncio.wait(keepers, return_when=asyncio.FIRST_COMPLETED)
         finally:
