@@ -109,7 +109,7 @@ def _end_ids(generation_config: bytes) -> frozenset[int]:
     """`eos_token_id`, which is one or several; nothing where the file is not as it should be."""
     try:
         config = json.loads(generation_config)
-    except ValueError:
+    except (ValueError, RecursionError):
         return frozenset()
     named = config.get("eos_token_id") if isinstance(config, dict) else None
     several = named if isinstance(named, list) else [named]

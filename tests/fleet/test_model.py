@@ -7,6 +7,8 @@ import gc
 import io
 import zipfile
 
+import pytest
+
 from router.fleet.bundle import TokenizerBundle
 from router.fleet.model import ModelLibrary
 from tests.fleet.stand_in import CAPABILITY
@@ -43,6 +45,12 @@ async def test_other_files_are_another_model() -> None:
     assert first is not second
     assert first.fingerprint == second.fingerprint, "that file decides no tensor"
     assert len(library) == 2
+
+
+@pytest.mark.parametrize("config", [b"", b"[", b"[" * 100_000, b"[]", b'{"eos_token_id": "x"}'])
+async def test_a_generation_config_that_cannot_be_read_names_no_ends(config: bytes) -> None:
+    files = bundle(**{"generation_config.json": config})
+    assert (await ModelLibrary().model(CAPABILITY, files)).end_ids == frozenset()
 
 
 async def test_a_model_that_nobody_has_any_more_is_forgotten() -> None:

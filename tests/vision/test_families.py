@@ -309,7 +309,9 @@ def test_a_llava_view_has_the_tokens_that_its_encoder_leaves(
     ("config", "message"),
     [
         ({"vision_config": {"model_type": "vit"}}, "model_type 'vit' is not supported"),
+        ({"vision_config": {"model_type": ["vit"]}}, r"model_type \['vit'\] is not supported"),
         ({"vision_feature_select_strategy": "mean"}, "strategy 'mean' is not supported"),
+        ({"vision_config": {"patch_size": [[14]]}}, "patch_size is not a positive integer"),
     ],
 )
 def test_a_llava_encoder_whose_tokens_are_not_known_is_an_error(

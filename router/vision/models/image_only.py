@@ -115,7 +115,7 @@ def config_value(config: Mapping[str, Any], *path: str) -> Any:
 def encoder_patch(config: Mapping[str, Any], default: int) -> int:
     """The side of the encoder's patches, from config.json's vision_config."""
     patch = config_value(config, "vision_config", "patch_size")
-    if isinstance(patch, list) and len(set(patch)) == 1:
+    if isinstance(patch, list) and patch and patch.count(patch[0]) == len(patch):
         patch = patch[0]
     if patch is None:
         return default
@@ -131,7 +131,7 @@ def view_tokens(config: Mapping[str, Any], patches: int) -> int:
     the first token is dropped unless config.json says "full".
     """
     encoder = config_value(config, "vision_config", "model_type") or "clip_vision_model"
-    if encoder not in _CLASS_TOKENS:
+    if not isinstance(encoder, str) or encoder not in _CLASS_TOKENS:
         raise ValueError(f"config.json: vision_config.model_type {encoder!r} is not supported")
     strategy = config_value(config, "vision_feature_select_strategy") or "default"
     if strategy not in ("default", "full"):
