@@ -21,6 +21,8 @@ Code = grpc.StatusCode
 
 DOMAIN = "mmrouter"
 _STATUS_DETAILS = "grpc-status-details-bin"
+# The most seconds that a google.protobuf.Duration holds.
+_LONGEST_DELAY = 315_576_000_000
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ def wire_error(fault: Fault) -> WireError:
     packed = [_pack(info) for info in details]
     if row.retry_after is not None and retry_after is not None:
         delay = duration_pb2.Duration()
-        delay.FromNanoseconds(int(retry_after * 1e9))
+        delay.FromNanoseconds(int(min(retry_after, _LONGEST_DELAY) * 1e9))
         packed.append(_pack(error_details_pb2.RetryInfo(retry_delay=delay)))
     status = status_pb2.Status(code=row.code.value[0], message=fault.message, details=packed)
     return WireError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2, status_pb2
 
 from router.faults import Fault, Reason
 from router.request.failure import PassThrough
@@ -594,6 +595,14 @@ def test_a_faults_own_wait_replaces_the_tables() -> None:
     failed = wire_error(Fault(R.OVERLOADED, "m", retry_after=2.5))
     refused = Refusal.of(_error(failed.code, failed.message, failed.trailers))
     assert refused.retry_after == timedelta(seconds=2.5)
+
+
+def test_a_wait_that_no_duration_holds_is_told_as_the_longest() -> None:
+    failed = wire_error(Fault(R.WORKER_UNAVAILABLE, "m", retry_after=1e297))
+    status = status_pb2.Status.FromString(dict(failed.trailers)["grpc-status-details-bin"])
+    hint = error_details_pb2.RetryInfo()
+    assert status.details[1].Unpack(hint)
+    assert hint.retry_delay.seconds == 315_576_000_000
 
 
 def test_a_retry_that_cannot_help_is_never_hinted_at() -> None:
