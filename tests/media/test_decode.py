@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+import struct
 from typing import Any
 
 import numpy as np
@@ -112,3 +113,50 @@ def test_a_background_shows_through_where_a_picture_is_transparent_and_nowhere_e
         assert np.array_equal(pixels, np.asarray(expected))
     if not np.array_equal(pixels, decode(data, header, 0)):
         assert header.has_alpha, "identities go by it"
+
+
+def written(mode: str, kind: str, **options: Any) -> bytes:
+    encoded = io.BytesIO()
+    picture = Image.new("RGBA", (16, 12), (200, 60, 20, 100)).convert(mode)
+    picture.save(encoded, kind, **options)
+    return encoded.getvalue()
+
+
+def retagged(tiff: bytes, tag: int, as_tag: int, value: int) -> bytes:
+    """A little-endian TIFF, one of whose tags has become another of one short number."""
+    data = bytearray(tiff)
+    (directory,) = struct.unpack_from("<L", data, 4)
+    (count,) = struct.unpack_from("<H", data, directory)
+    entries = range(directory + 2, directory + 2 + 12 * count, 12)
+    (at,) = (e for e in entries if struct.unpack_from("<H", data, e)[0] == tag)
+    struct.pack_into("<HHLL", data, at, as_tag, 3, 1, value)
+    return bytes(data)
+
+
+TRANSPARENT = {
+    "JP2": written("RGBA", "JPEG2000"),
+    "JP2 grey": written("LA", "JPEG2000"),
+    "bare JPEG 2000": written("RGBA", "JPEG2000", no_jp2=True),
+    "TIFF of CorelDRAW": retagged(written("RGBA", "TIFF"), 338, 338, 999),
+    "TIFF that does not say so": retagged(written("RGBA", "TIFF"), 338, 65000, 0),
+}
+OPAQUE = {
+    "JP2": written("RGB", "JPEG2000"),
+    "JP2 grey": written("L", "JPEG2000"),
+    "bare JPEG 2000": written("RGB", "JPEG2000", no_jp2=True),
+    "TIFF": written("RGB", "TIFF"),
+}
+
+
+@pytest.mark.parametrize(
+    ("data", "transparent"),
+    [pytest.param(data, True, id=name) for name, data in TRANSPARENT.items()]
+    + [pytest.param(data, False, id=name) for name, data in OPAQUE.items()],
+)
+def test_a_header_tells_of_the_transparency_that_identities_go_by(
+    data: bytes, transparent: bool
+) -> None:
+    header = sniff(data, max_pixels=MAX_PIXELS, index=0, formats=EVERY_FORMAT)
+    white, black = (decode(data, header, 0, background=(c, c, c)) for c in (255, 0))
+    assert (not np.array_equal(white, black)) is transparent
+    assert header.has_alpha is transparent

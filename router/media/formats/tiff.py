@@ -7,8 +7,9 @@ import struct
 from router.media.header import BadHeader, Colour, ImageFormat, ImageHeader, Truncated
 
 _MAX_ENTRIES = 4096
-_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _ORIENTATION, _EXTRA = 256, 257, 258, 262, 274, 338
-_WANTED = frozenset({_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _ORIENTATION, _EXTRA})
+_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _ORIENTATION = 256, 257, 258, 262, 274
+_SAMPLES, _EXTRA = 277, 338
+_WANTED = frozenset({_WIDTH, _HEIGHT, _BITS, _PHOTOMETRIC, _ORIENTATION, _SAMPLES, _EXTRA})
 _UNSIGNED = {1: "B", 3: "H", 4: "L", 16: "Q"}
 _COLOURS = {0: Colour.GREY, 1: Colour.GREY, 2: Colour.RGB, 3: Colour.PALETTE, 5: Colour.CMYK}
 
@@ -24,10 +25,17 @@ def read(data: bytes) -> ImageHeader:
         tags[_WIDTH],
         tags[_HEIGHT],
         orientation=orientation if 1 <= orientation <= 8 else 1,
-        has_alpha=tags.get(_EXTRA) in (1, 2),
+        has_alpha=_has_alpha(tags),
         bit_depth=tags.get(_BITS, 1),
         colour=_COLOURS.get(tags.get(_PHOTOMETRIC, -1), Colour.OTHER),
     )
+
+
+def _has_alpha(tags: dict[int, int]) -> bool:
+    if _EXTRA in tags:
+        return tags[_EXTRA] in (1, 2, 999)  # the last is CorelDRAW's
+    # The reference takes a fourth sample beside three colours for alpha.
+    return tags.get(_PHOTOMETRIC) == 2 and tags.get(_SAMPLES, 1) > 3
 
 
 def _first_values(data: bytes) -> dict[int, int]:
