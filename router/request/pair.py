@@ -152,16 +152,21 @@ def _fullness(worker: Worker) -> float:
 
 def _fitting(prefills: list[Worker], decodes: list[Worker]) -> dict[Worker, list[Worker]]:
     """The prefill workers that have any, with the decode workers that fit each."""
-    # By what a pair must agree in: of that a fleet has few kinds, and may have many workers.
-    kinds: dict[object, list[Worker]] = {}
-    for decode in decodes:
-        kinds.setdefault(_kind(decode), []).append(decode)
+    kinds = _by_kind(decodes)
     partners: dict[object, list[Worker]] = {}
     for prefill in prefills:
         if (kind := _kind(prefill)) not in partners:
             fitting = (same for same in kinds.values() if not _difference(prefill, same[0]))
             partners[kind] = [decode for same in fitting for decode in same]
     return {p: partners[_kind(p)] for p in prefills if partners[_kind(p)]}
+
+
+def _by_kind(workers: list[Worker]) -> dict[object, list[Worker]]:
+    """By what a pair must agree in: of that a fleet has few kinds, and may have many workers."""
+    kinds: dict[object, list[Worker]] = {}
+    for worker in workers:
+        kinds.setdefault(_kind(worker), []).append(worker)
+    return kinds
 
 
 def _kind(worker: Worker) -> object:
@@ -175,7 +180,10 @@ def _difference(prefill: Worker, decode: Worker) -> str | None:
 
 
 def _no_pair(prefills: list[Worker], decodes: list[Worker]) -> Fault:
-    causes = Counter(_difference(p, d) or "" for p in prefills for d in decodes)
+    causes: Counter[str] = Counter()
+    for firsts in _by_kind(prefills).values():
+        for seconds in _by_kind(decodes).values():
+            causes[_difference(firsts[0], seconds[0]) or ""] += len(firsts) * len(seconds)
     cause, _ = causes.most_common(1)[0]
     return Fault(
         Reason.NO_COMPATIBLE_PAIR,

@@ -6,11 +6,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from router.fleet.capability import Capability
 from router.fleet.role import effective_role
 from router.fleet.worker import Role, Worker
 from router.request import pair
 from router.request.legs import incompatibility
-from router.request.pair import _fitting, is_disaggregated
+from router.request.pair import _fitting, _no_pair, is_disaggregated
 from tests.fleet.stand_in import worker
 
 BOTH, PREFILL, DECODE, ENCODE = Role.BOTH, Role.PREFILL, Role.DECODE, Role.ENCODE
@@ -102,3 +103,20 @@ def test_what_fits_is_asked_once_for_each_kind_of_workers(monkeypatch: pytest.Mo
     candidates = _fitting(sides(*[kind] * 64), sides(*[kind] * 64))
     assert [len(partners) for partners in candidates.values()] == [64] * 64
     assert len(asked) == 1
+
+
+def test_what_keeps_a_fleet_apart_is_asked_once_for_each_kind_of_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def noted(*both: Capability) -> str | None:
+        asked.append(both)
+        return incompatibility(*both)
+
+    monkeypatch.setattr(pair, "incompatibility", noted)
+    nixl = {"kv_connector": "NixlConnector"}
+    prefills = sides(*[nixl | {"model_dtype": "float16"}] * 64, nixl | {"kv_cache_dtype": "fp8"})
+    fault = _no_pair(prefills, sides(*[nixl] * 64))
+    assert fault.metadata == {"cause": "model_dtype", "prefill": "65", "decode": "64"}
+    assert len(asked) == 2
