@@ -187,6 +187,7 @@ class Pipeline:
         self, request: engine.EmbedRequest, *, model: str, time_left: float | None, record: Record
     ) -> bytes:
         """Serves one Embed; returns the worker's answer as it came. Raises `Fault`, `Aborted`."""
+        record.model = self.decider.counted_as(model)
         if not request.tokenized.input_ids:
             raise Fault(Reason.INVALID_REQUEST, "tokenized.input_ids is empty")
         name = record.model = self.decider.model_name(model)

@@ -20,6 +20,7 @@ from tests.serving import (
     data_url,
     eventually,
     image,
+    refusal_of,
     seeing,
     serving,
     streamed,
@@ -254,6 +255,15 @@ async def test_an_abort_of_an_unknown_id_is_no_error_and_asks_no_worker() -> Non
     async with serving(SimOptions()) as served:
         await served.stub.Abort(engine.AbortRequest(request_ids=["nobody"]), timeout=10)
         assert served.workers[0].stats.calls["Abort"] == 0
+
+
+async def test_an_embedding_that_is_refused_unread_counts_as_its_models() -> None:
+    async with serving(SimOptions()) as served:
+        refused = await refusal_of(served.stub.Embed(engine.EmbedRequest(), timeout=10))
+        assert refused.reason == "INVALID_REQUEST"
+        await served.at_rest()
+        (ended,) = served.samples("router_requests_total")
+        assert (ended.labels["model"], ended.labels["reason"]) == (MODEL, "invalid_request")
 
 
 async def test_an_embedding_comes_back_as_the_worker_gave_it() -> None:
