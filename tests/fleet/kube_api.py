@@ -37,8 +37,10 @@ class KubeApi:
         # Answers instead of the next watches or lists: an HTTP status.
         self.refuse_watches: list[int] = []
         self.refuse_lists: list[int] = []
-        # The same with status 200: what answers is no API server, or has lost its mind.
+        # The same, and of pods, with status 200: what answers is no API server, or has lost its
+        # mind.
         self.rubbish: list[Any] = []
+        self.pod_rubbish: list[Any] = []
         self.page = 0
         self._open: list[asyncio.Queue[bytes | None]] = []
 
@@ -126,7 +128,9 @@ class KubeApi:
         pod = self.pods.get(request.match_info["name"])
         if pod is None:
             return web.Response(status=404, text="no such pod")
-        return web.json_response({"metadata": pod})
+        if self.pod_rubbish:
+            return web.json_response(self.pod_rubbish.pop(0))
+        return web.json_response({"kind": "Pod", "metadata": pod})
 
     @asynccontextmanager
     async def serving(self, tls: ssl.SSLContext | None = None) -> AsyncIterator[KubeAccess]:

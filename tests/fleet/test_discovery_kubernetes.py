@@ -216,6 +216,7 @@ async def test_rubbish_is_no_empty_set_and_is_asked_again(answer: Any) -> None:
     "event",
     [
         "<html>",
+        "[" * 100_000,
         [],
         {},
         {"type": "ADDED", "object": {"metadata": {}}},
@@ -225,7 +226,7 @@ async def test_rubbish_is_no_empty_set_and_is_asked_again(answer: Any) -> None:
         {"type": "ERROR", "object": None},
         {"type": "ERROR", "object": {"code": "x"}},
     ],
-    ids=repr,
+    ids=lambda event: repr(event)[:60],
 )
 async def test_rubbish_in_a_watch_means_a_new_list(event: Any) -> None:
     api = KubeApi()
@@ -259,6 +260,20 @@ async def test_role_and_model_are_on_the_slice_or_else_on_the_pod() -> None:
         api.put("c", "10.0.0.3")
         await eventually(lambda: seen.now == ["10.0.0.1", "10.0.0.2", "10.0.0.3"])
         assert api.pod_reads == 1, "a pod is asked for once"
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"kind": "Status", "metadata": {}}, {"kind": "Pod", "metadata": "x"}], ids=repr
+)
+async def test_rubbish_for_a_pod_is_no_pod_without_labels(answer: Any) -> None:
+    api = KubeApi()
+    api.put("a", "10.0.0.1", pods=True)
+    api.pods["pod-10.0.0.1"] = {"labels": {"r": "decode"}}
+    api.pod_rubbish = [answer]
+    async with following(api, keys=Keys(role="r")) as seen:
+        await eventually(lambda: api.standing)
+        assert api.pod_reads == 2
+        assert [[e.role for e in s] for s in seen.sets] == [[Role.DECODE]]
 
 
 async def test_the_api_server_is_checked_and_may_ask_who_we_are(

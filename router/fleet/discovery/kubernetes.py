@@ -75,7 +75,7 @@ class KubernetesDiscovery:
                     trouble = ""
                     async for changed in self._watch(session, slices, version):
                         yield await self._endpoints(session, changed)
-            except (aiohttp.ClientError, OSError, ValueError, ApiError) as error:
+            except (aiohttp.ClientError, OSError, ValueError, RecursionError, ApiError) as error:
                 why = str(error) or type(error).__name__
                 if not (isinstance(error, ApiError) and error.status == 410) and why != trouble:
                     trouble = why
@@ -202,11 +202,16 @@ class KubernetesDiscovery:
         if pod.uid not in self._pods:
             path = f"/api/v1/namespaces/{self._service.namespace}/pods/{pod.name}"
             try:
-                self._pods[pod.uid] = (await self._get(session, path, {})).get("metadata") or {}
+                found = await self._get(session, path, {})
             except ApiError as error:
                 if error.status != 404:
                     raise
                 return {}  # gone by now; the next event will say so
+            metadata = found.get("metadata")
+            if found.get("kind") != "Pod" or not isinstance(metadata, dict):
+                # As with slices: what has no labels would be another role, and stay one.
+                raise ApiError(200, "the answer is not a Pod")
+            self._pods[pod.uid] = metadata
         return self._pods[pod.uid]
 
 
