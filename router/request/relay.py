@@ -79,7 +79,8 @@ class Progress:
 
     def whole(self, choices: int) -> bool:
         """Whether each of so many choices has completed; others do not count."""
-        return self.completes.issuperset(range(choices))
+        # Counted first: there may be thousands, and each Complete asks.
+        return len(self.completes) >= choices and self.completes.issuperset(range(choices))
 
     @property
     def output_tokens(self) -> int:

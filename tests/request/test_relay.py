@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import grpc
@@ -121,6 +121,22 @@ async def test_a_choice_that_nobody_asked_for_completes_none_that_was() -> None:
     assert await failed(Call(complete(0), complete(2)), choices=2) == "WORKER_STREAM_BROKEN"
     assert await failed(Call(complete(1), ended(grpc.StatusCode.UNAVAILABLE)))
     assert len(await relayed(Call(complete(1), complete(0)))) == 2
+
+
+def test_thousands_of_choices_are_gone_through_once_and_not_for_each_complete() -> None:
+    walks = []
+
+    class Noting(set[int]):
+        def issuperset(self, other: Iterable[Any]) -> bool:
+            walks.append(len(self))
+            return super().issuperset(other)
+
+    progress = Progress(completes=Noting())
+    for index in range(3000):
+        assert not progress.whole(3000)
+        progress.completes.add(index)
+    assert progress.whole(3000)
+    assert walks == [3000]
 
 
 async def test_an_error_after_the_last_complete_takes_nothing_away() -> None:
