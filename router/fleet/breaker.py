@@ -125,9 +125,18 @@ class Breaker:
         return self._epoch
 
     def _ended(self, epoch: int, result: CallResult) -> None:
-        """The end of a probe that had an answer: its word is taken back if that broke off."""
-        if epoch == self._epoch and result is CallResult.FAILURE:
+        """The end of a probe that had an answer: its word is taken back if that broke off.
+
+        Once others have succeeded its word is not needed, and it counts as one call of many.
+        """
+        if epoch != self._epoch or result is CallResult.NEUTRAL:
+            return
+        failed = result is CallResult.FAILURE
+        needed = self._state is BreakerState.HALF_OPEN or self._failures == len(self._calls)
+        if failed and needed:
             self._enter(BreakerState.OPEN)
+        elif self._state is BreakerState.CLOSED:
+            self._count(failed=failed)
 
     def _finished(self, epoch: int, result: CallResult) -> None:
         if epoch != self._epoch:

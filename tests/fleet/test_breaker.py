@@ -115,6 +115,23 @@ def test_a_probe_that_is_answered_has_succeeded_and_one_whose_answer_breaks_off_
         assert breaker.state is (BreakerState.OPEN if broke else BreakerState.CLOSED)
 
 
+def test_an_answer_that_breaks_off_when_others_have_succeeded_is_one_failure_of_many() -> None:
+    clock = Clock()
+    breaker = opened(clock)
+    clock.advance(10)
+    probe = breaker.acquire()
+    assert probe is not None
+    probe.answered()
+    for _ in range(9):
+        call(breaker, OK)
+    probe.finish(FAILED)
+    assert breaker.state is BreakerState.CLOSED
+    for _ in range(8):
+        call(breaker, FAILED)
+    # Nine of eighteen: it was counted.
+    assert breaker.state is BreakerState.OPEN
+
+
 def test_an_answer_of_a_probe_of_an_earlier_time_changes_nothing() -> None:
     clock = Clock()
     breaker = opened(clock, probes=2)
