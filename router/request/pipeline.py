@@ -27,7 +27,7 @@ from router.request.prepare import Admit, Preparer
 from router.request.prepared import Prepared
 from router.request.ready import Ready
 from router.request.record import Record
-from router.request.relay import Write
+from router.request.relay import ClientGone, Write
 from router.request.resolve import Mode, Resolution, Why
 from router.request.worker_media import SomeItemFault
 from router.wire import engine
@@ -115,11 +115,10 @@ class Pipeline:
                 raise
             raise fault.at(0) from fault
         except Aborted:
-            progress = record.journey.progress
-            progress.finish_reasons.append("abort")
-            for index in range(choices):
-                if index not in progress.completes:
-                    await relay.tell(write, _aborted(index))
+            record.journey.progress.finish_reasons.append("abort")
+            completed = record.journey.progress.completes
+            ends = [_aborted(index) for index in range(choices) if index not in completed]
+            await _tell_in_time(write, ends, deadline)
 
     def _serve(
         self,
@@ -398,6 +397,16 @@ def _late(record: Record) -> Fault:
         "its host did not deliver before the request's time was over",
         limit="total",
     )
+
+
+async def _tell_in_time(write: Write, messages: list[bytes], deadline: float) -> None:
+    """Writes to a client for as long as its request may live. Raises `ClientGone`."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            for message in messages:
+                await relay.tell(write, message)
+    except TimeoutError:
+        raise ClientGone from None  # it has stopped reading
 
 
 def _aborted(index: int) -> bytes:

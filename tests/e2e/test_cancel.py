@@ -12,6 +12,8 @@ import grpc
 import pytest
 
 from router.request import attempt, dispatch
+from router.request.record import Record
+from router.request.relay import ClientGone
 from router.wire import engine
 from router.wire.vllm_engine_pb2_grpc import VllmEngineStub
 from tests.media.server import Request, Server, running
@@ -212,6 +214,26 @@ async def test_an_embedding_that_nobody_waits_for_is_given_up() -> None:
         call.cancel()
         await served.at_rest()
         assert served.outcomes() == {("client_cancelled", ""): 1}
+
+
+async def test_word_of_an_abort_waits_for_a_reader_only_while_the_request_may_live() -> None:
+    async def unread(_: bytes) -> None:
+        await asyncio.Event().wait()
+
+    async with serving(SimOptions(), max_concurrent=1, queue_timeout="60s") as served:
+        first = served.stub.Generate(streamed("[[sim: hang]]"), timeout=60)
+        await eventually(lambda: served.app.admission.active == 1)
+        pipeline, record = served.app.pipeline, Record("a")
+        waiting = asyncio.create_task(
+            pipeline.generate(streamed("x"), model="", time_left=3, write=unread, record=record)
+        )
+        await eventually(lambda: served.app.admission.waiting == 1)
+        await pipeline.abort("a")
+        ended, _ = await asyncio.wait([waiting], timeout=30)
+        waiting.cancel()
+        assert ended and isinstance(waiting.exception(), ClientGone)
+        first.cancel()
+        await served.at_rest()
 
 
 async def test_a_clients_deadline_ends_the_workers_call_too() -> None:
