@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 
 from router import config
 from router.fleet.discovery.kube_slices import ServiceName
-from router.units import parse_duration
+from router.units import parse_duration, parse_size
 from router.wire import ENGINE_SERVICE
 
 ROOT = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -115,8 +116,8 @@ def test_probes_ask_for_what_they_mean() -> None:
 
 
 def test_the_worker_beside_the_router_starts_before_and_ends_after_it() -> None:
-    (pod,) = (p for p in pods() if "initContainers" in p)
-    (worker,) = pod["initContainers"]
+    started = [(p, c) for p in pods() for c in p["initContainers"] if "restartPolicy" in c]
+    ((pod, worker),) = started
     assert worker["restartPolicy"] == "Always"
     assert "startupProbe" in worker
     (router,) = pod["containers"]
@@ -145,3 +146,43 @@ def test_the_account_may_read_what_discovery_reads_and_nothing_else() -> None:
     assert binding["subjects"][0]["name"] == account["metadata"]["name"]
     (deployment,) = documents(ROOT / "router" / "deployment.yaml")
     assert deployment["spec"]["template"]["spec"]["serviceAccountName"] == "mmrouter"
+
+
+def settings_of(pod: dict[str, Any], tmp_path: Path) -> config.Settings:
+    (router,) = pod["containers"]
+    file = tmp_path / "mmrouter.toml"
+    (text,) = documents(ROOT / "router" / "configmap.yaml")
+    file.write_text(text["data"]["mmrouter.toml"] if "--config" in router["args"] else "")
+    variables = {v["name"]: v["value"] for v in router.get("env", [])}
+    return config.load(
+        {name.removeprefix("MMROUTER_").lower(): value for name, value in variables.items()}, file
+    )
+
+
+def test_a_pod_has_the_memory_that_its_settings_may_take(tmp_path: Path) -> None:
+    # The process, and freed memory that is kept: docs/operations.md, sizing.
+    beside = (400 + 512) << 20
+    for pod in pods():
+        (router,) = pod["containers"]
+        settings = settings_of(pod, tmp_path)
+        needed = settings.media_budget_bytes + settings.media_cache_bytes + beside
+        assert needed <= parse_size(router["resources"]["limits"]["memory"] + "B")
+        # A node may have many more CPUs than the pod asks for.
+        assert settings.media_threads > 0
+
+
+def test_the_kernels_of_the_image_are_where_the_volume_hides_them() -> None:
+    dockerfile = (ROOT.parents[1] / "Dockerfile").read_text()
+    cache = re.findall(r"NUMBA_CACHE_DIR=(\S+)", dockerfile)
+    for pod in pods():
+        (router,) = pod["containers"]
+        (kernels,) = (c for c in pod["initContainers"] if c["name"] == "kernels")
+        assert kernels["image"] == router["image"]
+        *copy, source, target = kernels["command"]
+        assert copy == ["cp", "-r"]
+        assert [source] == cache
+        mounts = {
+            c["name"]: {m["mountPath"] for m in c["volumeMounts"] if m["name"] == "state"}
+            for c in (kernels, router)
+        }
+        assert mounts == {"kernels": {target}, "router": {str(Path(source).parent)}}
