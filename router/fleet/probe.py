@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import grpc
 
@@ -142,8 +142,15 @@ class Probe:
 
     def _take(self, found: Introduction) -> None:
         worker = self._worker
-        if worker.capability not in (None, found.capability):
-            _log.info("capability_changed", worker=worker.address, generation=worker.generation)
+        before, now = worker.capability, found.capability
+        if before not in (None, now):
+            names = [field.name for field in fields(now)]
+            _log.info(
+                "capability_changed",
+                worker=worker.address,
+                generation=worker.generation,
+                changed=[name for name in names if getattr(before, name) != getattr(now, name)],
+            )
         worker.learn(found.capability, found.model, found.model_info, found.server_info)
 
     # -- Health

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -100,13 +101,19 @@ async def test_a_dead_worker_is_found_out_by_its_connection() -> None:
         await eventually(lambda: in_state(added, UNHEALTHY))
 
 
-async def test_capability_is_read_again_without_a_new_generation() -> None:
+async def test_capability_is_read_again_without_a_new_generation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = Mock()
+    monkeypatch.setattr(probe, "_log", log)
     async with sim() as worker, fleet() as running:
         added = running.add(worker.address)
         await eventually(lambda: in_state(added, READY))
         worker.change(mm_processor="")
         await eventually(lambda: added.capability and not added.capability.takes_media_refs)
         assert running.registry.get(worker.address) is added
+        (told,) = [c for c in log.info.call_args_list if c.args == ("capability_changed",)]
+        assert told.kwargs["changed"] == ["mm_processor", "schemes"]
 
 
 async def test_capability_is_read_at_once_when_it_is_asked_for() -> None:
