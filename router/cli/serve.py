@@ -14,10 +14,10 @@ from router import config, heap
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 EPILOG = """\
-Every flag --a-b is also the variable MMROUTER_A_B and the key a_b of the file.
-Flags win over variables, variables over the file. Write durations as 250ms, 5s
-or 1m30s and sizes as 4096, 64MiB or 1GB. --worker and other flags that take
-several values can be repeated, or given once with commas.
+Every flag --a-b but --config is also the variable MMROUTER_A_B and the key a_b
+of the file. Flags win over variables, variables over the file. Write durations
+as 250ms, 5s or 1m30s and sizes as 4096, 64MiB or 1GB. --worker and other flags
+that take several values can be repeated, or given once with commas.
 """
 
 
@@ -26,6 +26,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "serve",
         help="run the router",
+        usage="mmrouter serve [FLAG…]",
         description="Run the router in front of vLLM gRPC workers.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -38,6 +38,7 @@ Examples:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "sim",
+        usage="mmrouter sim [FLAG…]",
         description="Runs a simulated vLLM worker. It speaks the whole gRPC contract, reads\n"
         "pictures for real, and answers with a sentence that says what has reached it.",
         epilog=_EPILOG,

@@ -81,6 +81,18 @@ def test_what_is_no_duration_is_told_how_to_write_one(
     assert "not a duration: 'abc' (write 250ms, 5s, 1m30s or 2h)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command", [["serve", "--mm-processing", "everywhere"], ["sim", "--style", "baroque"]]
+)
+def test_a_wrong_choice_is_told_without_a_page_of_flags(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command) == 2
+    usage, error = capsys.readouterr().err.splitlines()
+    assert usage == f"usage: mmrouter {command[0]} [FLAG…]"
+    assert command[-1] in error
+
+
 def test_a_command_s_help_exits_with_zero() -> None:
     assert run(["health", "--help"]) == 0
 
