@@ -65,5 +65,6 @@ async def test_every_metric_is_explained() -> None:
 
 def test_every_flag_that_is_named_exists() -> None:
     flags = {f"--{name.replace('_', '-')}" for name in config.Settings.model_fields}
-    named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", TEXT))
-    assert named <= flags | {"--addr", "--service"}
+    named = {f"--{name}" for name in re.findall(r"(?<![\w-])--(?:no-)?([a-z][a-z-]+)", TEXT)}
+    # Those of `health` and `explain`.
+    assert named <= flags | {"--addr", "--service", "--admin-addr", "--admin-token-file"}
