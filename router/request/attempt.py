@@ -35,7 +35,8 @@ class Attempt:
     `aborted` says that the worker was asked to end it. `headers` go to the
     worker as metadata. `on_break` hears of a failure after the first output,
     and may make it one that another worker can go on from. `call` is the call
-    itself while it runs, `over` is set when the attempt has ended.
+    itself while it runs, `told` is set when the worker was asked to end it, and
+    `over` when the attempt has ended.
     """
 
     lease: Lease
@@ -48,6 +49,7 @@ class Attempt:
     on_break: Callable[[AttemptFailed], None] | None = None
     was_cut: bool = False
     call: grpc.aio.Call | None = None
+    told: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -87,7 +89,10 @@ class Attempt:
         a worker that hangs does not heed it.
         """
         self.aborted = True
-        await self._ask_to_abort()
+        try:
+            await self._ask_to_abort()
+        finally:
+            self.told.set()
         if self.progress.started:
             return
         try:

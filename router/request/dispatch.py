@@ -295,6 +295,15 @@ class Dispatcher:
         attempt.call = call
         return call
 
+    async def abort(self, attempt: Attempt) -> None:
+        """Has a worker end a request, and returns when it was told.
+
+        That the call ends is seen to even if whoever asked for it does not wait.
+        """
+        attempt.aborted = True
+        self.abort_soon(attempt)
+        await attempt.told.wait()
+
     def abort_soon(self, attempt: Attempt) -> None:
         """Tells a worker to end a request, without waiting: the caller may be on its way out."""
         task = asyncio.create_task(attempt.tell_abort(), name=f"abort {attempt.id}")

@@ -314,7 +314,7 @@ class Pipeline:
             if not request.attempts:
                 request.abort()
         attempts = self.dispatcher.running.of(request_id)
-        await asyncio.gather(*(attempt.tell_abort() for attempt in attempts))
+        await asyncio.gather(*(self.dispatcher.abort(attempt) for attempt in attempts))
 
     def _admit(self, request: engine.GenerateRequest, decided: Decided, deadline: float) -> Admit:
         async def admit(outline: Prepared) -> None:

@@ -126,9 +126,10 @@ class FleetView:
 
     async def abort(self, request: engine.AbortRequest, model: str) -> engine.AbortResponse:
         """Ends the requests with these ids at whichever worker they run; unknown ids are fine."""
-        await self.abort_here(request)
+        everywhere = [self.abort_here(request)]
         if self._siblings is not None:
-            await self._siblings.abort(request)
+            everywhere.append(self._siblings.abort(request))
+        await asyncio.gather(*everywhere)
         return engine.AbortResponse()
 
     async def abort_here(self, request: engine.AbortRequest) -> None:

@@ -157,6 +157,40 @@ async def test_an_abort_that_the_worker_does_not_heed_ends_the_call(
         assert {w.breaker.state.value for w in served.app.registry} == {"closed"}
 
 
+async def test_a_request_is_aborted_though_whoever_asked_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attempt, "_ABORT_TIMEOUT", 0.5)
+    async with serving(SimOptions()) as served:
+        worker = served.workers[0]
+        worker.troubles.add("Abort: hang")
+        generating = asyncio.create_task(served.generate(streamed("[[sim: hang]]", "a")))
+        await eventually(lambda: worker.stats.live == 1)
+        aborting = asyncio.create_task(aborted(served))
+        await eventually(lambda: worker.stats.calls["Abort"] == 1)
+        aborting.cancel()
+        ended, _ = await asyncio.wait([generating], timeout=30)
+        assert ended and ends(generating.result()) == ["abort"]
+        await served.at_rest()
+
+
+async def test_an_abort_is_answered_when_the_worker_was_told_and_not_when_it_is_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def heard(*_: object) -> engine.AbortResponse:
+        return engine.AbortResponse()
+
+    monkeypatch.setattr("workers.sim.servicer.SimServicer.Abort", heard)
+    monkeypatch.setattr(attempt, "_ABORT_TIMEOUT", 3600.0)
+    async with serving(SimOptions()) as served:
+        call = served.stub.Generate(streamed("[[sim: hang]]", "a"), timeout=60)
+        await eventually(lambda: served.workers[0].stats.live == 1)
+        await aborted(served)
+        assert served.workers[0].stats.live == 1
+        call.cancel()
+        await served.at_rest()
+
+
 async def test_an_aborted_request_whose_worker_fails_is_not_tried_elsewhere() -> None:
     async with serving(SimOptions(), SimOptions()) as served:
         for worker in served.workers:
