@@ -20,7 +20,7 @@ from router.request.failure import PassThrough
 Code = grpc.StatusCode
 
 DOMAIN = "mmrouter"
-_STATUS_DETAILS = "grpc-status-details-bin"
+STATUS_DETAILS = "grpc-status-details-bin"
 # The most seconds that a google.protobuf.Duration holds.
 _LONGEST_DELAY = 315_576_000_000
 
@@ -119,7 +119,7 @@ def wire_error(fault: Fault) -> WireError:
     return WireError(
         row.code,
         fault.message,
-        ((_STATUS_DETAILS, status.SerializeToString()),),
+        ((STATUS_DETAILS, status.SerializeToString()),),
         row.outcome,
         fault.reason.name.lower(),
     )

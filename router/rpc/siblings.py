@@ -10,6 +10,7 @@ import grpc
 
 from router.observe.logging import get_logger
 from router.rpc.admin import AdminService, Context
+from router.rpc.errors import STATUS_DETAILS
 from router.rpc.orders import ORDERS_METHOD, ORDERS_SERVICE, Orders
 from router.supervise.place import Place
 from router.wire import ENGINE_SERVICE, admin, engine, router_pb2_grpc
@@ -172,7 +173,10 @@ class AdminOfAll(router_pb2_grpc.RouterAdminServicer):
             if isinstance(answer, _Error)
         ]
         if not done:
-            await context.abort(failed[0][1].code(), failed[0][1].details() or "")
+            first = failed[0][1]
+            # With the reason that a fault has in the table.
+            told = [(k, v) for k, v in first.trailing_metadata() or () if k == STATUS_DETAILS]
+            await context.abort(first.code(), first.details() or "", tuple(told))
         for number, error in failed:
             if error.code() not in _HARMLESS:
                 why = f"process {number}: {error.details()}; the others have done it"
