@@ -244,3 +244,26 @@ async def test_a_router_looks_after_freed_memory_while_it_serves(
         await eventually(lambda: looks, "freed memory was looked at")
     # Looking waits for the allocator's lock: no work for the event loop.
     assert threading.get_ident() not in looks
+
+
+async def test_a_worker_that_goes_leaves_no_words_of_grpc_between_the_log_s_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    worker = SimWorker()
+    address = await worker.start("127.0.0.1:0")
+    try:
+        async with router("--worker", address) as running:
+
+            def seen(state: str) -> bool:
+                return state in {e["state"] for e in running.events("worker_state")}
+
+            await eventually(lambda: seen("ready"))
+            # The open Watch is cut, of which the connection is told.
+            await worker.stop(0)
+            await eventually(lambda: seen("unhealthy"))
+            running.send(signal.SIGTERM)
+            assert await running.ended() == 0
+            assert running.events("text") == []
+    finally:
+        await worker.stop(0)
