@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 from router.faults import Fault
@@ -82,14 +83,19 @@ class UrlCache:
         kept = self._kept(url, max_bytes)
         if kept is not None and kept.dialled == url.dialled and self._clock() < kept.fresh_until:
             self.counters.hits += 1
-            return await self._reserved(kept.data, index)
-        self.counters.misses += 1
-        try:
-            async with self._flights.join(
+            # Shared as a download is: who asks twice at once has the bytes once.
+            flight = self._flights.join(
+                (url.dialled, max_bytes), partial(self._reserved, kept.data, index)
+            )
+        else:
+            self.counters.misses += 1
+            flight = self._flights.join(
                 (url.dialled, max_bytes, timeout),
-                lambda: self._download(url, kept, index, max_bytes, timeout),
-            ) as download:
-                return Held(download.data, download.reservation.hold())
+                partial(self._download, url, kept, index, max_bytes, timeout),
+            )
+        try:
+            async with flight as held:
+                return Held(held.data, held.reservation.hold())
         except Fault as fault:
             raise fault.for_item(index) from None
 

@@ -260,6 +260,27 @@ async def test_a_reference_that_stands_twice_counts_once(server: Server) -> None
     await drained(intake)
 
 
+async def test_a_reference_that_stands_twice_counts_once_when_it_is_kept_too(
+    server: Server,
+) -> None:
+    data = read("photo_640x480.jpg")
+    server.routes["/x"] = fixed(data, Cache_Control="max-age=3600")
+    limits = MediaLimits(
+        fetch=OPEN, worker_threads=1, request_bytes=len(data) + 100, cache_bytes=1 << 20
+    )
+    intake = MediaIntake(limits)
+    source = MediaSource("image", url=server.url("/x"))
+    with intake.ticket() as ticket:
+        await ticket.load(source, 0)
+    for _ in range(2):
+        with intake.ticket() as ticket:
+            blobs = await asyncio.gather(*(ticket.load(source, index) for index in range(3)))
+            assert [blob.index for blob in blobs] == [0, 1, 2]
+            assert intake.budget.used.nbytes == len(data) == ticket.used.nbytes
+    assert len(server.requests) == 1
+    await drained(intake)
+
+
 async def test_a_ticket_that_is_closed_keeps_nothing_that_comes_late() -> None:
     intake = MediaIntake(MediaLimits(worker_threads=1))
     with intake.ticket() as ticket:
