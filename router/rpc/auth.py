@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -17,6 +18,9 @@ from router.rpc.errors import wire_error
 
 _log = get_logger("auth")
 
+# What a client can send behind `Bearer`.
+_TOKEN = re.compile(rb"[!-~]+")
+
 # Seconds for which a file is taken to be as it was.
 _FRESH = 1.0
 
@@ -28,7 +32,7 @@ class TokenFile:
     """Accepted tokens, one a line; blank lines and lines that begin with # are none.
 
     The file is read again as it changes. One that cannot be read, or holds no
-    token, leaves the last good tokens. Only their hashes are kept.
+    token or something else, leaves the last good tokens. Only their hashes are kept.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,8 +67,15 @@ class TokenFile:
                 self._trouble = why
 
     def _read(self) -> list[bytes]:
-        lines = (line.strip() for line in self._path.read_bytes().splitlines())
-        hashes = [_hash(line) for line in lines if line and not line.startswith(b"#")]
+        hashes = []
+        for number, line in enumerate(self._path.read_bytes().splitlines(), 1):
+            token = line.strip()
+            if not token or token.startswith(b"#"):
+                continue
+            # Two words, a table: some other file, whose lines would shut all clients out.
+            if not _TOKEN.fullmatch(token):
+                raise ValueError(f"{self._path} holds no token in line {number}")
+            hashes.append(_hash(token))
         if not hashes:
             raise ValueError(f"{self._path} holds no token")
         return hashes
