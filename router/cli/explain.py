@@ -100,5 +100,9 @@ def _item(item: admin.ExplainedItem) -> tuple[str, ...]:
 def _worker(worker: admin.ExplainedWorker) -> tuple[str, ...]:
     admitted = "yes" if worker.admitted else "no"
     cost = f"{worker.cost:.3f}s" if worker.HasField("cost") else ""
-    cached = f"{worker.matched_blocks} blocks" if worker.HasField("matched_blocks") else ""
+    cached = _blocks(worker.matched_blocks) if worker.HasField("matched_blocks") else ""
     return (worker.address, admitted, str(worker.load.in_flight), cost, cached, worker.cause)
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count} blocks"

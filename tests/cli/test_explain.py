@@ -27,7 +27,7 @@ EXPLAINED = admin.ExplainResponse(
     ],
     workers=[
         admin.ExplainedWorker(address="a:1", admitted=True, cost=0.25, matched_blocks=7),
-        admin.ExplainedWorker(address="b:1", cause="draining"),
+        admin.ExplainedWorker(address="b:1", cause="draining", matched_blocks=1),
     ],
 )
 
@@ -41,7 +41,7 @@ def test_the_plan_is_told_and_nothing_is_generated(capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     for told in ("router (auto_mixed)", "640x480", "no: inline bytes", "draining", "uint8"):
         assert told in text
-    for told in ("not scored: the policy is least_load", "0.250s", "7 blocks"):
+    for told in ("not scored: the policy is least_load", "0.250s", "7 blocks", "1 block "):
         assert told in text
 
 
