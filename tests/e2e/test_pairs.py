@@ -724,8 +724,8 @@ async def test_what_keeps_workers_apart_is_named_before_anything_is_fetched(
 async def test_each_leg_has_to_fetch_the_schemes_of_a_request(tmp_path: Path, flow: Flow) -> None:
     async with pairing(
         tmp_path,
-        prefill=[prefilling(flow, mm_schemes=("http", "https", "data", "file"))],
-        decode=[decoding(flow, mm_schemes=("http", "https", "data"))],
+        prefill=[prefilling(flow, local_root=tmp_path)],
+        decode=[decoding(flow)],
         media_local_root=str(tmp_path),
     ) as paired:
         (tmp_path / "a.jpg").write_bytes(image(PHOTO))

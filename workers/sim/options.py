@@ -33,6 +33,7 @@ class SimOptions:
     # ---- What it advertises about media ----
     # "inprocess", or "" for a worker that takes no references.
     mm_processor: str = "inprocess"
+    # `file` counts only with a `local_root`.
     mm_schemes: tuple[str, ...] = ("data", "file", "http", "https")
     # True: wants raw 0..255 pixels and normalises them itself.
     device_normalize: bool = True
@@ -116,6 +117,11 @@ class SimOptions:
     @property
     def served_name(self) -> str:
         return self.served_model or self.model
+
+    @property
+    def schemes(self) -> tuple[str, ...]:
+        """The URL schemes that it takes, and says so."""
+        return tuple(s for s in self.mm_schemes if s != "file" or self.local_root is not None)
 
     @property
     def waiting_limit(self) -> int:

@@ -192,7 +192,7 @@ def _source(at: int, item: engine.MediaRef, options: SimOptions) -> MediaSource:
     if not item.url:
         raise invalid(f"media item {at}: the url is empty")
     scheme = item.url.partition(":")[0].lower()
-    if scheme not in options.mm_schemes:
+    if scheme not in options.schemes:
         raise invalid(f"media item {at}: the worker does not take this URL scheme")
     return MediaSource(modality, url=item.url)
 

@@ -168,7 +168,7 @@ class SimServicer(VllmEngineServicer):
             model_dtype=options.model_dtype,
             pairing_protocol=options.pairing_protocol,
             mm_processor=options.mm_processor if refers else "",
-            mm_media_ref_schemes=",".join(options.mm_schemes) if refers else "",
+            mm_media_ref_schemes=",".join(options.schemes) if refers else "",
             mm_processor_source="sim" if refers else "",
             mm_device_do_normalize=sees and options.device_normalize,
             max_num_seqs=options.max_num_seqs,

@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from router.wire import engine
 from tests.workers.sim.client import (
     IMAGES,
     PICTURE,
@@ -47,6 +48,13 @@ async def test_several_pictures_are_numbered_in_prompt_order() -> None:
         )
     assert "and 2 images." in text
     assert text.index("Image 1 is 640x480") < text.index("Image 2 is ")
+
+
+async def test_files_are_offered_only_where_there_is_a_folder_of_them() -> None:
+    for root, schemes in ((None, "data,http,https"), (IMAGES, "data,file,http,https")):
+        async with client_of(SimOptions(local_root=root)) as client:
+            info = await client.stub.GetServerInfo(engine.GetServerInfoRequest())
+            assert info.mm_media_ref_schemes == schemes
 
 
 @pytest.mark.parametrize("scheme", ["http", "file"])
