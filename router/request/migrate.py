@@ -11,6 +11,9 @@ from __future__ import annotations
 
 from router.wire import engine
 
+# Workers may count to any number.
+_UINT32 = 2**32 - 1
+
 _NOT_CONTINUABLE = ("seed", "logprobs", "prompt_logprobs", "truncate_prompt_tokens")
 
 
@@ -58,7 +61,8 @@ class Continuation:
     def resume(self, request: engine.GenerateRequest) -> int:
         """Turns a request, in place, into one for what is left; returns how many tokens it grew.
 
-        `request` is the one that the attempt before was made from.
+        `request` is the one that the attempt before was made from. Raises DecodeError when
+        the client got bytes that are no message: nobody knows how to go on after those.
         """
         new = self._read()
         request.tokenized.input_ids.extend(new)
@@ -88,19 +92,19 @@ class Continuation:
         if response.HasField("chunk"):
             chunk = response.chunk
             if self._cumulative:
-                chunk.completion_tokens += earlier
+                chunk.completion_tokens = min(chunk.completion_tokens + earlier, _UINT32)
             self._recount(chunk)
         elif response.HasField("complete"):
             complete = response.complete
             if self._cumulative:
-                complete.completion_tokens += earlier
+                complete.completion_tokens = min(complete.completion_tokens + earlier, _UINT32)
                 complete.output_ids[:] = [*self._ids, *complete.output_ids]
             self._recount(complete)
         return response.SerializeToString()
 
     def _recount(self, part: engine.GenerateStreamChunk | engine.GenerateComplete) -> None:
         if part.prompt_tokens:
-            part.prompt_tokens = self._prompt_tokens or part.prompt_tokens - len(self._ids)
+            part.prompt_tokens = self._prompt_tokens or max(0, part.prompt_tokens - len(self._ids))
         if self._prompt_tokens:
             part.cached_tokens = min(part.cached_tokens, self._prompt_tokens)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from google.protobuf.message import DecodeError
+
 from router.faults import Reason
 from router.media.ticket import Ticket
 from router.policy.base import RoutingView
@@ -59,7 +61,10 @@ class Ready:
         if self._continuation is None or self._body is None:
             return
         if failed.why.fault.reason is Reason.WORKER_STREAM_BROKEN:
-            grown = self._continuation.resume(self._body.request)
+            try:
+                grown = self._continuation.resume(self._body.request)
+            except DecodeError:
+                return
             if not self._continuation.exhausted(self._body.request):
                 failed.why, failed.grown = movable(failed.why), grown
 

@@ -197,9 +197,12 @@ async def stream(
             async for message in call:
                 came_at = progress.last_at = monotonic()
                 if message[:1] == CHUNK:
+                    if ending is not None:
+                        continue  # every choice is over
                     count_tokens(message)
                 else:
-                    _note_complete(message, progress)
+                    if not _note_complete(message, progress):
+                        continue
                     if ending is None and progress.whole(choices):
                         # The worker has a moment to close what is whole.
                         ending = loop.call_later(_CLOSING, call.cancel)
@@ -260,11 +263,14 @@ async def stream(
         raise AttemptFailed(failure.incomplete(started=progress.started))
 
 
-def _note_complete(message: bytes, progress: Progress) -> None:
+def _note_complete(message: bytes, progress: Progress) -> bool:
+    """False for a second Complete of a choice, which no client expects."""
     response = engine.GenerateResponse.FromString(message)
     if not response.HasField("complete"):
-        return
+        return True
     complete = response.complete
+    if complete.index in progress.completes:
+        return False
     progress.completes.add(complete.index)
     progress.prompt_tokens = max(progress.prompt_tokens, complete.prompt_tokens)
     progress.cached_tokens = max(progress.cached_tokens, complete.cached_tokens)
@@ -272,6 +278,7 @@ def _note_complete(message: bytes, progress: Progress) -> None:
     if not progress.tally.tokens:
         # Without chunks before it, a Complete holds all ids of its choice.
         progress.unstreamed += len(complete.output_ids)
+    return True
 
 
 def being_cancelled() -> bool:

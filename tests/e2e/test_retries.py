@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.message import DecodeError
 
 from router.wire import engine
 from tests.serving import (
@@ -22,7 +25,7 @@ from tests.serving import (
     streamed,
     tokenized,
 )
-from workers.sim import SimOptions
+from workers.sim import SimOptions, SimWorker
 
 
 async def test_another_worker_answers_when_the_first_fails_before_its_output() -> None:
@@ -418,3 +421,56 @@ async def test_an_answer_that_broke_off_after_its_last_token_is_not_gone_on_with
         assert told == ids
         refused = Refusal.of(error.value)
         assert (refused.reason, refused.route["attempts"]) == ("WORKER_STREAM_BROKEN", "1")
+
+
+class _Forwarder(grpc.GenericRpcHandler):
+    """A worker that passes calls on to another, and of a Generate `message` and no more."""
+
+    def __init__(self, worker: grpc.aio.Channel, message: bytes) -> None:
+        self._worker = worker
+        self._message = message
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        call = self._worker.unary_stream(details.method)
+
+        async def one(request: bytes, _: object) -> bytes:
+            (answer,) = [answer async for answer in call(request)]
+            return answer
+
+        async def several(request: bytes, context: Any) -> AsyncIterator[bytes]:
+            if details.method.endswith("/Generate"):
+                yield self._message
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+            async for answer in call(request):
+                yield answer
+
+        if details.method.endswith(("/Generate", "/GetTokenizer", "/SubscribeKvEvents")):
+            return grpc.unary_stream_rpc_method_handler(several)
+        return grpc.unary_unary_rpc_method_handler(one)
+
+
+async def test_a_stream_with_bytes_that_are_no_message_is_not_gone_on_with() -> None:
+    # It begins as a chunk does, and its ids can be counted.
+    message = bytes.fromhex("0a080a01d11082011862")
+    with pytest.raises(DecodeError):
+        engine.GenerateResponse.FromString(message)
+    worker = SimWorker(SimOptions())
+    address = await worker.start("127.0.0.1:0")
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    try:
+        async with grpc.aio.insecure_channel(address) as channel:
+            server.add_generic_rpc_handlers((_Forwarder(channel, message),))
+            await server.start()
+            async with serving(f"127.0.0.1:{port}", migration=True) as served:
+                method = "/vllm.grpc.engine.VllmEngine/Generate"
+                request = streamed("x").SerializeToString()
+                call, told = served.channel.unary_stream(method)(request, timeout=60), []
+                with pytest.raises(grpc.aio.AioRpcError) as error:
+                    told.append(await call.read())
+                    told.append(await call.read())
+                assert told == [message]
+                assert Refusal.of(error.value).reason == "WORKER_STREAM_BROKEN"
+    finally:
+        await server.stop(0)
+        await worker.stop(0)

@@ -61,6 +61,26 @@ def test_counts_go_on_in_the_workers_own_manner(cumulative: bool) -> None:
     assert complete.prompt_tokens == 2
 
 
+@pytest.mark.parametrize("cumulative", [False, True])
+@pytest.mark.parametrize("number", [0, 1, 2**32 - 1])
+def test_a_worker_may_count_to_any_number(number: int, cumulative: bool) -> None:
+    stream = Continuation()
+    for told in (1, 2, 3):
+        counted = told if cumulative else 1
+        part = engine.GenerateStreamChunk(token_ids=[told], completion_tokens=counted)
+        stream.keep(engine.GenerateResponse(chunk=part).SerializeToString())
+    stream.resume(asked())
+    for kind, part_type in (
+        ("chunk", engine.GenerateStreamChunk),
+        ("complete", engine.GenerateComplete),
+    ):
+        later = part_type(completion_tokens=number, prompt_tokens=number, cached_tokens=number)
+        message = engine.GenerateResponse(**{kind: later}).SerializeToString()
+        part = getattr(engine.GenerateResponse.FromString(stream.translate(message)), kind)
+        assert part.completion_tokens == min(number + 3 * cumulative, 2**32 - 1)
+        assert part.prompt_tokens == max(0, number - 3)
+
+
 @pytest.mark.parametrize(
     ("sampling", "last", "over"),
     [

@@ -139,6 +139,15 @@ def test_thousands_of_choices_are_gone_through_once_and_not_for_each_complete() 
     assert walks == [3000]
 
 
+async def test_a_choice_that_is_over_is_told_once() -> None:
+    many = (complete(0), complete(0, output_ids=[1]), chunk(2), complete(1), complete(0), chunk(3))
+    progress = Progress()
+    # Of a choice that may still go on, chunks pass.
+    wanted = [complete(0), chunk(2), complete(1)]
+    assert await relayed(Call(*many), choices=2, progress=progress) == wanted
+    assert (progress.messages, progress.output_tokens) == (3, 1)
+
+
 async def test_an_error_after_the_last_complete_takes_nothing_away() -> None:
     assert await relayed(Call(chunk(1), complete(), ended(grpc.StatusCode.UNAVAILABLE)))
 
