@@ -146,8 +146,15 @@ class SharedMemory:
 
 
 def _locked(path: Path) -> int:
-    lock = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    # Under its name once it is held: a router that starts just now would take it for a dead one's.
+    new = path.with_suffix(".new")
+    lock = os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        new.rename(path)
+    except OSError:
+        os.close(lock)
+        raise
     return lock
 
 
@@ -155,7 +162,7 @@ def _remove_all(root: Path, owner: str) -> int:
     """Removes an owner's segments, and last its lock; returns how many files there were."""
     count = 0
     for path in (*root.glob(f"{_PREFIX}{owner}-*"), root / f"{_PREFIX}{owner}{_LOCK}"):
-        path.unlink(missing_ok=True)
+        _unlink([path])
         count += 1
     return count
 
@@ -173,7 +180,11 @@ def _write(paths: Sequence[Path], batches: Sequence[Batch]) -> None:
 
 def _unlink(paths: Sequence[Path]) -> None:
     for path in paths:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            # Somebody else's now, or nobody may write there any more: no request depends on it.
+            _log.warning("shm_failed", why=error.strerror)
 
 
 def _write_all(segment: int, data: memoryview) -> None:

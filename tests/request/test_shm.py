@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import fcntl
 import io
 import json
 import os
@@ -110,6 +111,44 @@ async def test_memory_that_is_no_longer_there_is_not_used(tmp_path: Path) -> Non
     memory.close()
     root.rmdir()
     assert await memory.share([batch(1)], there) is None
+
+
+async def test_a_segment_that_cannot_be_removed_fails_nobody(
+    tmp_path: Path, logged: io.StringIO
+) -> None:
+    memory = SharedMemory(1024, tmp_path)
+    segment = await memory.share([batch(1), batch(2)], worker(memory.namespace))
+    assert segment is not None
+    first = sorted(files(tmp_path))[0]
+    # What a worker on this host may do, and a router that starts later has to live with.
+    (tmp_path / first).unlink()
+    (tmp_path / first).mkdir()
+    segment.unlink()
+    assert files(tmp_path) == [first]
+    memory.close()
+    (tmp_path / f"{first.rpartition('-')[0]}.lock").touch()
+    SharedMemory(1024, tmp_path).close()
+    assert files(tmp_path) == [first]
+    assert {json.loads(line)["event"] for line in logged.getvalue().splitlines()} == {
+        "shm_failed",
+        "shm_swept",
+    }
+
+
+def test_no_lock_is_seen_that_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    flock = fcntl.flock
+
+    def looking(descriptor: int, operation: int) -> None:
+        seen.extend(path.name for path in tmp_path.glob("*.lock"))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr("router.request.shm.fcntl.flock", looking)
+    memory = SharedMemory(1024, tmp_path)
+    assert seen == []
+    assert len(list(tmp_path.iterdir())) == 1
+    memory.close()
+    assert not list(tmp_path.iterdir())
 
 
 async def test_leaving_while_it_is_written_leaves_nothing(
