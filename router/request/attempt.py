@@ -83,23 +83,22 @@ class Attempt:
         return whole_timeout(self.deadline - asyncio.get_running_loop().time())
 
     async def tell_abort(self) -> None:
-        """Asks the worker to end the request, and sees to it that one without output ends.
+        """Asks the worker to end the request, and sees to it that its call ends.
 
         The question may overtake the request, whose megabytes take a while, and
-        a worker that hangs does not heed it.
+        a worker that hangs does not heed it. Of a client that reads slowly no
+        worker is to blame.
         """
         self.aborted = True
         try:
             await self._ask_to_abort()
         finally:
             self.told.set()
-        if self.progress.started:
-            return
         try:
             async with asyncio.timeout(_ABORT_TIMEOUT):
                 await self.over.wait()
         except TimeoutError:
-            if self.call is not None:
+            if self.call is not None and not self.progress.writing:
                 self.call.cancel()
 
     async def _ask_to_abort(self) -> None:

@@ -141,17 +141,22 @@ async def test_an_abort_before_the_worker_is_called_is_not_lost(
         assert served.outcomes() == {("ok", ""): 1}
 
 
+@pytest.mark.parametrize("chunks", [0, 2])
 async def test_an_abort_that_the_worker_does_not_heed_ends_the_call(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, chunks: int
 ) -> None:
+    hang = f"[[sim: hang-after-chunks={chunks}]]" if chunks else "[[sim: hang]]"
     monkeypatch.setattr(attempt, "_ABORT_TIMEOUT", 0.2)
-    async with serving(SimOptions(), SimOptions()) as served:
+    async with serving(SimOptions(), SimOptions(), idle_timeout="1h") as served:
         for worker in served.workers:
             worker.troubles.add("Abort: hang")
-        generating = asyncio.create_task(served.generate(streamed("[[sim: hang]]", "a")))
+        generating = asyncio.create_task(served.generate(streamed(hang, "a")))
+        running = served.app.dispatcher.running
+        await eventually(lambda: [a.progress.messages for a in running.all()] == [chunks])
         await eventually(lambda: sum(worker.stats.live for worker in served.workers) == 1)
         await aborted(served)
-        assert ends(await generating) == ["abort"]
+        ended, _ = await asyncio.wait([generating], timeout=20)
+        assert ended and ends(generating.result()) == [""] * chunks + ["abort"]
         await served.at_rest()
         assert sum(worker.stats.calls["Generate"] for worker in served.workers) == 1
         assert {w.breaker.state.value for w in served.app.registry} == {"closed"}
