@@ -46,8 +46,8 @@ class Call:
 
     method: str
     metadata: dict[str, str]
-    requests: list[Json] = field(default_factory=list)
-    raw_requests: list[bytes] = field(default_factory=list, repr=False)
+    request: Json
+    raw_request: bytes = field(repr=False)
     responses: list[Json] = field(default_factory=list)
     status: grpc.StatusCode | None = None
     details: str = ""
@@ -56,12 +56,6 @@ class Call:
     @property
     def name(self) -> str:
         return self.method.rpartition("/")[2]
-
-    @property
-    def request(self) -> Json:
-        """The request of a call that has one."""
-        (request,) = self.requests
-        return request
 
 
 class Recorder:
@@ -101,23 +95,21 @@ class Recorder:
     async def _pass_on(
         self,
         method: str,
-        requests: AsyncIterator[bytes],
+        request: bytes,
         context: grpc.aio.ServicerContext[bytes, bytes],
     ) -> AsyncIterator[bytes]:
         metadata = _own(context.invocation_metadata())
-        call = Call(method, {key: _text(value) for key, value in metadata})
-        self.calls.append(call)
         kind = _METHODS.get(method)
-
-        async def seen() -> AsyncIterator[bytes]:
-            async for request in requests:
-                call.raw_requests.append(request)
-                call.requests.append(_parsed(request, kind and kind.input_type))
-                yield request
-
-        open_call: grpc.aio.StreamStreamMultiCallable[bytes, bytes]
-        open_call = self._channel.stream_stream(method)
-        upstream = open_call(seen(), timeout=context.time_remaining(), metadata=metadata)
+        call = Call(
+            method,
+            {key: _text(value) for key, value in metadata},
+            _parsed(request, kind and kind.input_type),
+            request,
+        )
+        self.calls.append(call)
+        open_call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
+        open_call = self._channel.unary_stream(method)
+        upstream = open_call(request, timeout=context.time_remaining(), metadata=metadata)
         try:
             async for response in upstream:
                 call.responses.append(_parsed(response, kind and kind.output_type))
@@ -158,18 +150,18 @@ def recording(upstream: str) -> Iterator[Recorder]:
 
 
 class _Every(grpc.GenericRpcHandler):
-    """Serves any method: on the wire a unary call is a stream of one message."""
+    """Serves any method of one request: on the wire a unary answer is a stream of one message."""
 
     def __init__(self, serve: Any) -> None:
         self._serve = serve
 
     def service(self, call: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes]:
         # A generator itself: grpc.aio takes anything else for a blocking handler.
-        async def handle(requests: Any, context: Any) -> Any:
-            async for response in self._serve(call.method, requests, context):
+        async def handle(request: bytes, context: Any) -> Any:
+            async for response in self._serve(call.method, request, context):
                 yield response
 
-        return grpc.stream_stream_rpc_method_handler(handle)
+        return grpc.unary_stream_rpc_method_handler(handle)
 
 
 def describe(message: Message) -> Json:

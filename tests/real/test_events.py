@@ -95,7 +95,7 @@ def hop(stack: Stack) -> Iterator[tuple[Router, Recorder]]:
 
 def blocks_of(recorder: Recorder) -> PromptBlocks:
     """The blocks of the request with tensors that passed last."""
-    sent = engine.GenerateRequest.FromString(recorder.of("Generate")[-1].raw_requests[0])
+    sent = engine.GenerateRequest.FromString(recorder.of("Generate")[-1].raw_request)
     media = sent.mm_inputs
     return PromptBlocks(
         np.array(sent.tokenized.input_ids, np.uint32),

@@ -53,7 +53,7 @@ class Setup:
 
     def last(self) -> engine.GenerateRequest:
         """What it sent last."""
-        (raw,) = self.recorder.of("Generate")[-1].raw_requests
+        raw = self.recorder.of("Generate")[-1].raw_request
         return engine.GenerateRequest.FromString(raw)
 
 

@@ -121,7 +121,7 @@ async def taken(hop: Hop) -> tuple[engine.GenerateRequest, list[int]]:
     ids = prompt(IMAGE, "What is in the picture?")
     answer = await ask(hop.router.address, request(ids, ref(data_url("grey_203x151.jpg"))))
     return engine.GenerateRequest.FromString(
-        hop.recorder.of("Generate")[-1].raw_requests[0]
+        hop.recorder.of("Generate")[-1].raw_request
     ), answer.ids
 
 

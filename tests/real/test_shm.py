@@ -44,7 +44,7 @@ class Hop:
     recorder: Recorder
 
     def last(self) -> engine.GenerateRequest:
-        (raw,) = self.recorder.of("Generate")[-1].raw_requests
+        raw = self.recorder.of("Generate")[-1].raw_request
         return engine.GenerateRequest.FromString(raw)
 
 

@@ -78,7 +78,7 @@ async def test_a_worker_whose_engine_has_died_is_left_alone(
     with recording(refs_worker.address) as recorder:
         router = stack.router("--worker", recorder.address, "--shm", "off", *FLAGS)
         assert (await ask(router.address, asked)).ids
-        (raw,) = recorder.of("Generate")[-1].raw_requests
+        raw = recorder.of("Generate")[-1].raw_request
         deadly = engine.GenerateRequest.FromString(raw)
         fewer_patches_than_the_grid_says(deadly)
         # Else it is served from the encoder's cache.

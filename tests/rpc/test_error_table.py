@@ -18,6 +18,7 @@ from router.rpc.errors import DOMAIN, TABLE, wire_error
 from router.wire import common, engine
 from tests.media.server import fixed, raw, running
 from tests.serving import (
+    IMAGES,
     MODEL,
     PICTURE,
     Refusal,
@@ -216,7 +217,12 @@ CASES = [
         (TENSORS_ONLY,),
         name="router",
     ),
-    Case(R.FILE_FORBIDDEN, picture("file:///etc/passwd"), name="worker"),
+    Case(
+        R.FILE_FORBIDDEN,
+        picture("file:///etc/passwd"),
+        (SimOptions(local_root=IMAGES),),
+        name="worker",
+    ),
     Case(R.FILE_FORBIDDEN, picture("file:///etc/passwd"), (TENSORS_ONLY,), name="router"),
     Case(R.MEDIA_DECODE_FAILED, file("bad_truncated_half.png"), (TENSORS_ONLY,)),
     Case(R.MEDIA_FORMAT_UNSUPPORTED, file("bad_vector.svg"), (TENSORS_ONLY,), name="svg"),
