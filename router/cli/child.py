@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import signal
 import sys
+from typing import TYPE_CHECKING
 
 import uvloop
 
 from router import heap
+from router.cli.running import run_app
 from router.config import Settings
 from router.observe import logging
 from router.supervise.place import Place, heard
+
+if TYPE_CHECKING:
+    from router.app import App
 
 
 def main() -> int:
@@ -33,17 +37,9 @@ def main() -> int:
 
 
 async def _serve(settings: Settings, place: Place, supervisor: int) -> int:
-    from router.app import App
-    from router.cli.leave import leave_soon
-    from router.rooms import CannotStart
-
-    code = 0
     loop = asyncio.get_running_loop()
-    try:
-        app = App(settings, place)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, app.stop)
 
+    def follow(app: App) -> None:
         def gone() -> None:
             # Nothing more is said on it, so this is its end; nobody else clears up then.
             loop.remove_reader(supervisor)
@@ -51,12 +47,8 @@ async def _serve(settings: Settings, place: Place, supervisor: int) -> int:
             app.stop()
 
         loop.add_reader(supervisor, gone)
-        await app.run()
-    except CannotStart as error:
-        sys.stderr.write(f"mmrouter serve: {error}\n")
-        code = 1
-    leave_soon(code)
-    return code
+
+    return await run_app(settings, place, before=follow)
 
 
 if __name__ == "__main__":

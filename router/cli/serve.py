@@ -59,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         return asyncio.run(_supervise(settings))
     import uvloop
 
-    return uvloop.run(_serve(settings))
+    from router.cli.running import run_app
+
+    return uvloop.run(run_app(settings))
 
 
 async def _supervise(settings: config.Settings) -> int:
@@ -71,25 +73,6 @@ async def _supervise(settings: config.Settings) -> int:
         sys.stderr.write(f"mmrouter serve: {error}\n")
         return 1
     return 0
-
-
-async def _serve(settings: config.Settings) -> int:
-    from router.app import App
-    from router.cli.leave import leave_soon
-    from router.rooms import CannotStart
-
-    code = 0
-    try:
-        app = App(settings)
-        loop = asyncio.get_running_loop()
-        for number in STOPS:
-            loop.add_signal_handler(number, app.stop)
-        await app.run()
-    except CannotStart as error:
-        sys.stderr.write(f"mmrouter serve: {error}\n")
-        code = 1
-    leave_soon(code)
-    return code
 
 
 def _stopped_early(*_: object) -> None:
