@@ -53,15 +53,7 @@ class Decoder:
     ) -> Pixels:
         """uint8 [height, width, 3]. Raises Fault MEDIA_DECODE_FAILED."""
         if not hard:
-            return await self._pool.run(
-                held,
-                decode_in_process,
-                data,
-                header,
-                index,
-                background=self._limits.background,
-                empty=SHARED.empty,
-            )
+            return await self._pool.run(held, self._in_process(data, header, index))
         return await self._waiters.run(
             held,
             self._sandbox.run,
@@ -86,7 +78,10 @@ class Decoder:
 
         `work` is given what decodes it, and raises as that does.
         """
-        decode = partial(
+        return await self._pool.run(held, work, self._in_process(data, header, index))
+
+    def _in_process(self, data: bytes, header: ImageHeader, index: int) -> Callable[[], Pixels]:
+        return partial(
             decode_in_process,
             data,
             header,
@@ -94,7 +89,6 @@ class Decoder:
             background=self._limits.background,
             empty=SHARED.empty,
         )
-        return await self._pool.run(held, work, decode)
 
     async def clip(self, held: Iterable[Reservation], data: bytes, *, index: int) -> VideoHeader:
         """The header of a clip. Raises Fault MEDIA_DECODE_FAILED, MEDIA_TOO_LARGE."""

@@ -24,6 +24,7 @@ _log = get_logger("request")
 # What a client is told whose request the router has ended.
 CUT = "the router stopped before the request was done"
 _ABORT_TIMEOUT = 2.0
+_SHOWN_ID = 128
 # What gRPC may add, in milliseconds, when it makes a deadline of a timeout and tells it.
 _ROUNDING_MS = 2
 
@@ -112,6 +113,11 @@ class Attempt:
             # The channel was closed under the call: the worker is gone, and the request with it.
             if being_cancelled():
                 raise
+
+
+def shown_id(request_id: str) -> str:
+    """A client's id, which may be of any length, as people are to see it elsewhere."""
+    return request_id[:_SHOWN_ID]
 
 
 def whole_timeout(seconds: float) -> float:

@@ -30,7 +30,7 @@ from router.policy.models import Policies
 from router.prefix.learn import References, Watch
 from router.request import failure
 from router.request.admission import draining
-from router.request.attempt import CUT, Attempt, Journey, Order, Running
+from router.request.attempt import CUT, Attempt, Journey, Order, Running, shown_id
 from router.request.constraint import WireConstraint
 from router.request.failure import Media
 from router.request.relay import AttemptFailed, Limits, Progress, being_cancelled, connect
@@ -44,7 +44,6 @@ _log = get_logger("request")
 
 # Makes the ids of this process' attempts its own.
 _PROCESS = secrets.token_hex(6)
-_SHOWN_ID = 128
 # How often it is looked whether a worker has become available, in seconds.
 _LOOK_AGAIN = 0.05
 
@@ -205,7 +204,7 @@ class Dispatcher:
     def attempt(self, order: Order, lease: Lease) -> Attempt:
         """A call to be made, under a request id that no other call has."""
         # A client's id may be of any length; a worker needs none of it, people want to see it.
-        own_id = f"{order.request_id[:_SHOWN_ID]}-{_PROCESS}{next(self._numbers):x}"
+        own_id = f"{shown_id(order.request_id)}-{_PROCESS}{next(self._numbers):x}"
         progress = Progress(worker_silence=lease.worker.silence)
         return Attempt(lease, own_id, order.deadline, method=order.method, progress=progress)
 

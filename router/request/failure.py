@@ -165,19 +165,9 @@ def _of_call(
             )
         case Code.UNAUTHENTICATED | Code.PERMISSION_DENIED:
             # The router's own credentials, or a mesh between the two: no client can mend it.
-            return Failure(
-                Fault(Reason.WORKER_UNAVAILABLE, "the worker does not let the router in"),
-                CallResult.FAILURE,
-                Again.YES,
-                pushback,
-            )
+            return _unavailable("the worker does not let the router in", pushback)
         case Code.CANCELLED | Code.ABORTED:
-            return Failure(
-                Fault(Reason.WORKER_UNAVAILABLE, "the worker ended the call"),
-                CallResult.FAILURE,
-                Again.YES,
-                pushback,
-            )
+            return _unavailable("the worker ended the call", pushback)
         case _:
             return Failure(
                 Fault(Reason.WORKER_INTERNAL, "the worker failed internally"),
@@ -305,6 +295,11 @@ def _refused_for_size(match: re.Match[str]) -> Failure:
         CallResult.NEUTRAL,
         Again.NO,
     )
+
+
+def _unavailable(message: str, pushback: float | None) -> Failure:
+    fault = Fault(Reason.WORKER_UNAVAILABLE, message)
+    return Failure(fault, CallResult.FAILURE, Again.YES, pushback)
 
 
 def _saturated(pushback: float | None) -> Failure:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from router.vision.ids import among
 from router.vision.plan import Modality, ModelSpec
-from router.vision.tensors import MODALITIES
+from router.vision.tensors import modality_of
 from router.wire import engine
 
 # Ends the names of tensors that positions follow from.
@@ -51,7 +51,7 @@ def _as_the_model_has_it(
     outside = np.ones(len(ids), bool)
     interleaved = False
     for batch in batches:
-        modality = _modality(batch)
+        modality = modality_of(batch)
         if modality is None or modality not in spec.modalities:
             return False
         interleaved |= spec.interleaves(modality)
@@ -77,10 +77,6 @@ def _same_prompt(
         return True
     asked = np.array(request.tokenized.input_ids, np.uint32)
     return np.array_equal(around, asked[~among(asked, set(spec.anchor_ids.values()))])
-
-
-def _modality(batch: engine.MultimodalInputs) -> Modality | None:
-    return next((name for name, number in MODALITIES.items() if batch.modality == number), None)
 
 
 def _grids(spec: ModelSpec, modality: Modality) -> Iterable[tuple[str, tuple[int, ...]]]:

@@ -12,6 +12,7 @@ from router.observe.logging import get_logger
 from router.observe.metrics import Metrics
 from router.observe.recent import RecentFailures
 from router.observe.tracing import Span, Tracing, Value
+from router.request.attempt import shown_id
 from router.request.record import Record
 
 _log = get_logger("request")
@@ -33,8 +34,6 @@ CANCELLED = Ending("client_cancelled", code="CANCELLED")
 TOO_LATE = Ending("client_cancelled", "deadline", "DEADLINE_EXCEEDED")
 # Stands until it is known better.
 UNKNOWN = Ending("internal", "internal", "UNKNOWN")
-
-_SHOWN_ID = 128
 
 # Outcomes that are nobody's failure.
 _NO_ERROR = ("ok", "client_cancelled")
@@ -160,7 +159,7 @@ def _attributes(record: Record, ending: Ending, to_first: float | None) -> dict[
         "gen_ai.usage.output_tokens": record.journey.output_tokens,
         "gen_ai.usage.cache_read.input_tokens": progress.cached_tokens,
         # A client's may be of any length, and a collector takes batches of a few megabytes.
-        "mmrouter.request_id": record.request_id[:_SHOWN_ID],
+        "mmrouter.request_id": shown_id(record.request_id),
         "mmrouter.attempts": record.journey.attempts,
         "mmrouter.outcome": ending.outcome,
     }

@@ -39,6 +39,11 @@ MODALITIES: Mapping[Modality, common.Modality] = {
 }
 
 
+def modality_of(batch: engine.MultimodalInputs) -> Modality | None:
+    """What a batch is of; None where it is neither image nor video."""
+    return next((name for name, number in MODALITIES.items() if batch.modality == number), None)
+
+
 @dataclass(frozen=True)
 class Batch:
     """One modality's MultimodalInputs with its pixels still beside it.

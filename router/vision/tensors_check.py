@@ -19,7 +19,7 @@ import numpy.typing as npt
 from router.faults import Fault, Reason
 from router.vision.ids import among
 from router.vision.plan import Claim, DType, Modality, ModelSpec, PixelFormat
-from router.vision.tensors import MODALITIES
+from router.vision.tensors import modality_of
 from router.vision.values import from_bfloat16
 from router.wire import engine
 
@@ -282,16 +282,16 @@ def _token_ids(input_ids: Sequence[int] | npt.NDArray[np.uint32]) -> npt.NDArray
 
 
 def _modality(batch: engine.MultimodalInputs, spec: ModelSpec) -> Modality:
-    for modality, number in MODALITIES.items():
-        if batch.modality == number:
-            if modality not in spec.modalities:
-                raise Fault(
-                    Reason.MULTIMODAL_NOT_SUPPORTED,
-                    f"{spec.family} takes no {modality}",
-                    metadata={"modality": modality},
-                )
-            return modality
-    raise malformed("modality", "modality is neither image nor video")
+    modality = modality_of(batch)
+    if modality is None:
+        raise malformed("modality", "modality is neither image nor video")
+    if modality not in spec.modalities:
+        raise Fault(
+            Reason.MULTIMODAL_NOT_SUPPORTED,
+            f"{spec.family} takes no {modality}",
+            metadata={"modality": modality},
+        )
+    return modality
 
 
 def _check_inline(tensor: engine.TensorData, name: str) -> None:

@@ -33,23 +33,30 @@ def pictures(seed: int, number: int, largest: int = 900) -> list[np.ndarray]:
     return [noise.integers(0, 256, (int(h), int(w), 3), dtype=np.uint8) for h, w in sizes]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_random_pictures_equal_the_processor(family: str) -> None:
+def _settings_of(family: str) -> dict[str, Any]:
+    return {k: v for k, v in PROCESSORS[family]["preprocessor_config"].items() if v is not None}
+
+
+def _compare(family: str, settings: dict[str, Any], shown: list[np.ndarray]) -> None:
     import transformers
 
-    entry = PROCESSORS[family]
-    settings = {k: v for k, v in entry["preprocessor_config"].items() if v is not None}
-    processor = getattr(transformers, entry["class"])(**settings)
+    processor = getattr(transformers, PROCESSORS[family]["class"])(**settings)
     made = spec_of(family, settings)
     llama = family == "llama4"
     pixel_format = PixelFormat("bfloat16" if llama else "float32", normalized=True)
-    for pixels in pictures(3, 12):
+    for pixels in shown:
         plan = made.plan_image(pixels.shape[1], pixels.shape[0], index=0)
         _, parts = join([made.pack(plan, pixels, pixel_format, BACKEND)])
         ours = from_bfloat16(parts[0]) if llama else parts[0]
         tensor = processor(images=[pixels], return_tensors="pt", input_data_format="channels_last")
         theirs = tensor["pixel_values"].float().numpy()
         assert np.array_equal(ours, theirs), pixels.shape
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_pictures_equal_the_processor(family: str) -> None:
+    settings = _settings_of(family)
+    _compare(family, settings, pictures(3, 12))
 
 
 @pytest.mark.parametrize(
@@ -72,24 +79,10 @@ def test_random_pictures_equal_the_processor(family: str) -> None:
 def test_other_settings_than_the_checkpoints_equal_the_processor(
     family: str, settings: dict[str, Any]
 ) -> None:
-    import transformers
-
-    entry = PROCESSORS[family]
-    changed = {k: v for k, v in entry["preprocessor_config"].items() if v is not None}
-    changed |= settings
+    changed = _settings_of(family) | settings
     changed |= {"image_mean": [0.1, 0.9, 0.33], "image_std": [0.7, 0.21, 1.5]}
     changed |= {"rescale_factor": 1 / 127.5}
-    processor = getattr(transformers, entry["class"])(**changed)
-    made = spec_of(family, changed)
-    llama = family == "llama4"
-    pixel_format = PixelFormat("bfloat16" if llama else "float32", normalized=True)
-    for pixels in pictures(5, 6):
-        plan = made.plan_image(pixels.shape[1], pixels.shape[0], index=0)
-        _, parts = join([made.pack(plan, pixels, pixel_format, BACKEND)])
-        ours = from_bfloat16(parts[0]) if llama else parts[0]
-        tensor = processor(images=[pixels], return_tensors="pt", input_data_format="channels_last")
-        theirs = tensor["pixel_values"].float().numpy()
-        assert np.array_equal(ours, theirs), pixels.shape
+    _compare(family, changed, pictures(5, 6))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_vl", "qwen2_vl"])
